@@ -1,15 +1,17 @@
 """What every test has: seeded draws, one thread, a folder of data sets of its own, and no figures of its runs."""
 
+import copy
 import gc
 
 import pytest
 import torch
 
+from fedcli import toy
 from fedcli.cli import display
 from fedcli.core import backbones
 from fedcli.data import official
+from tests import networks
 from tests.commands import use_plain_terminal
-from tests.networks import CachingFind
 
 torch.set_num_threads(1)  # tiny networks, and two workers share two cores
 
@@ -76,6 +78,35 @@ def cache(tmp_path, monkeypatch):
 def accept_other_images(monkeypatch):
     """Lets tests import random images as `cifar10` and the like, which a user may not."""
     monkeypatch.setattr(official, "refuse_other_images", lambda dataset: None)
+
+
+TOY_FILES = (networks.__file__, toy.__file__)  # with networks that are named as a user's own are
+
+
+class CachingFind:
+    """Finds networks as `backbones.find` does, but checks those of the toy files once for each seed and shape.
+
+    The check takes most of the time of a law. Copies of the checked network are given after that. Networks of other
+    files are checked each time, as users' are.
+    """
+
+    def __init__(self, find):
+        self.find = find
+        self.checked = {}
+
+    def __call__(self, name):
+        recipe = self.find(name)
+        path, _, _ = name.rpartition(":")
+        if path not in TOY_FILES:
+            return recipe
+
+        def make(*shape):
+            key = (name, shape, torch.initial_seed())
+            if key not in self.checked:
+                self.checked[key] = recipe.make(*shape)
+            return copy.deepcopy(self.checked[key])
+
+        return recipe._replace(make=make)
 
 
 CACHING_FIND = CachingFind(backbones.find)

@@ -1,6 +1,6 @@
 """Source texts of files with networks, as users write them."""
 
-TINY_NETWORK = """
+ONE_LAYER_NETWORK = """
 from torch import nn
 def tiny(channels, image_size, num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * image_size**2, num_classes))

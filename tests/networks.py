@@ -1,11 +1,8 @@
-"""Tiny networks, which are named by this file as a user names networks of a file, and how accurate a model is."""
-
-import copy
+"""Small networks, which are named by this file as a user names networks of a file, or replace all others."""
 
 import torch
 from torch import nn
 
-import fedcli.toy
 from fedcli.core import backbones
 from fedcli.core.body_and_head import Backbone
 from fedcli.core.keyed_draws import KeyedDropout
@@ -32,36 +29,8 @@ def two_layers(channels, image_size, num_classes):
 
 MIXED_NETWORKS = f"{__file__}:three_layers,{__file__}:two_layers"
 
-TOY_FILES = (__file__, fedcli.toy.__file__)  # with networks that are named as a user's own are
 
-
-class CachingFind:
-    """Finds networks as `backbones.find` does, but checks those of the toy files once for each seed and shape.
-
-    The check takes most of the time of a law. Copies of the checked network are given after that. Networks of other
-    files are checked each time, as users' are.
-    """
-
-    def __init__(self, find):
-        self.find = find
-        self.checked = {}
-
-    def __call__(self, name):
-        recipe = self.find(name)
-        path, _, _ = name.rpartition(":")
-        if path not in TOY_FILES:
-            return recipe
-
-        def make(*shape):
-            key = (name, shape, torch.initial_seed())
-            if key not in self.checked:
-                self.checked[key] = recipe.make(*shape)
-            return copy.deepcopy(self.checked[key])
-
-        return recipe._replace(make=make)
-
-
-def use_tiny_network(monkeypatch):
+def replace_all_networks(monkeypatch):
     """Makes every network that a test builds one with batch normalisation and two dropouts, for images of 8 x 8."""
 
     def build(name, channels, image_size, num_classes, seed):
@@ -74,8 +43,3 @@ def use_tiny_network(monkeypatch):
             return Backbone(body, 6, num_classes, colour=False)
 
     monkeypatch.setattr(backbones, "build", build)
-
-
-def accuracy(model, images, labels):
-    """Returns the share of images, of values from 0 to 255, that a loaded model classifies right."""
-    return (model(images / 255).argmax(1) == labels).double().mean().item()

@@ -1,9 +1,8 @@
-"""A table of two methods whose runs take a second, and a listener that watches such runs."""
+"""A table of two methods whose runs take a second."""
 
 from dataclasses import replace
 
 from fedcli import Table, grid
-from fedcli.results import jobs
 
 RUN_OPTIONS = {
     "protocol": "fedfm:digits", "dataset": "digits", "train_examples": 120, "num_clients": 3, "partition": "iid",
@@ -20,32 +19,6 @@ def make_table(cells, **options):
 
 
 SMALL_TABLE = make_table(grid(ROWS, {COLUMN: RUN_OPTIONS}))
-
-
-class PlanWatch(jobs.PlanListener):
-    """A listener that keeps what it is told of runs, and interrupts them after more than `max_rounds` new rounds.
-
-    It never does if `max_rounds` is None.
-    """
-
-    def __init__(self, max_rounds=None):
-        self.begun = []
-        self.ended = []
-        self.new_rounds = set()
-        self.max_rounds = max_rounds
-
-    def begin(self, run):
-        self.begun.append((run.title, run.setup.config.seed))
-
-    def advance(self, run, rounds):
-        rounds_before = len(run.record["rounds"]) if run.record else 0
-        if rounds > rounds_before:
-            self.new_rounds.add((run.folder, rounds))
-        if self.max_rounds is not None and len(self.new_rounds) > self.max_rounds:
-            raise KeyboardInterrupt
-
-    def end(self, run, record, error):
-        self.ended.append((run.title, run.setup.config.seed, error))
 
 
 def with_records(plan, records):

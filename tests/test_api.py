@@ -31,7 +31,7 @@ from fedcli.runs.record import read_record
 from fedcli.runs.rounds import Listener
 from tests.commands import PROGRAM, invoke, run_command
 from tests.example_records import make_record
-from tests.tiny_runs import TWO_ROUNDS
+from tests.run_options import TWO_ROUNDS
 from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)

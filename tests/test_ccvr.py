@@ -16,8 +16,8 @@ from fedcli.runs import identity, resume
 from fedcli.runs.record import params_hash, read_record
 from fedcli.runs.resolve import resolve
 from tests import laws
+from tests.run_options import FEW_DIGITS
 from tests.tensors import randn
-from tests.tiny_runs import FEW_DIGITS
 from tests.user_errors import raises_user_error
 
 C, D = 4, 3

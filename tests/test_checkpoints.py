@@ -5,7 +5,8 @@ import pytest
 import fedcli
 from fedcli.runs import checkpoints
 from fedcli.runs.lock import locked
-from tests.tiny_runs import TINY, file_names
+from tests.run_options import SHORT_RUN
+from tests.run_parts import file_names
 from tests.torture.crafted_states import FINISHED_KINDS, STOPPED_KINDS, possible_changes, read_crafted_file
 from tests.torture.faults import found_faults
 
@@ -37,7 +38,7 @@ FILES_OF_FEDCLI = [
 
 def test_only_files_that_fedcli_has_made_are_removed(tmp_path):
     folder = tmp_path / "run"
-    fedcli.run("scaffold", out=folder, **TINY, keep_states=True)
+    fedcli.run("scaffold", out=folder, **SHORT_RUN, keep_states=True)
 
     def files():
         return [name for name in file_names(folder) if (folder / name).is_file()]

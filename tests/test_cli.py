@@ -27,7 +27,7 @@ from fedcli.runs import begin, progress
 from fedcli.runs.options import RunConfig, flags_of
 from fedcli.runs.signals import Interrupted
 from tests.commands import error_of, invoke, output_of, record_in
-from tests.tiny_runs import ONE_ROUND
+from tests.run_options import ONE_ROUND
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -12,8 +12,9 @@ from fedcli.results import jobs, plans
 from fedcli.runs import begin
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record
-from tests.small_tables import SMALL_TABLE, PlanWatch
-from tests.tiny_runs import TINY, Stop, StopAfter
+from tests.listeners import PlanWatch, Stop, StopAfter
+from tests.run_options import SHORT_RUN
+from tests.small_tables import SMALL_TABLE
 from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=0)
@@ -54,12 +55,12 @@ def test_a_task_goes_on_with_what_the_process_of_a_lost_node_begins_late(tmp_pat
     def late(*given):
         monkeypatch.setattr(begin, "prepare", prepare)
         with pytest.raises(Stop):
-            fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(2), **TINY)
+            fedcli.run("fedavg", out=tmp_path / "run", progress=StopAfter(2), **SHORT_RUN)
         return prepare(*given)
 
     monkeypatch.setattr(begin, "prepare", late)
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0)
-    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", GivenOptions(TINY))) == ""
+    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", GivenOptions(SHORT_RUN))) == ""
 
     record = read_record(tmp_path / "run")
     assert record["status"] == "finished"
@@ -76,11 +77,11 @@ def test_a_task_waits_for_a_process_that_is_about_to_write_its_record(tmp_path, 
         writing.close()
 
     monkeypatch.setattr(jobs.time, "sleep", dies)
-    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", GivenOptions(TINY))) == ""
+    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", GivenOptions(SHORT_RUN))) == ""
     assert writing.closed
     assert read_record(tmp_path / "run")["status"] == "finished"
     # As where a node is lost after the last round.
-    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", GivenOptions(TINY))) == ""
+    assert jobs.run_task({}, jobs.Task("fedavg", tmp_path / "run", GivenOptions(SHORT_RUN))) == ""
 
 
 def test_where_ray_cannot_run_them_is_refused(monkeypatch):

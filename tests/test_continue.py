@@ -21,15 +21,19 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.signals import OutOfTime
 from tests.commands import invoke, run_command
+from tests.listeners import Stop, StopAfter
 from tests.programs import start_program
-from tests.tiny_runs import THREE_ROUNDS, TINY, Stop, StopAfter, file_names, reproducible_parts
+from tests.run_options import SHORT_RUN, THREE_ROUNDS
+from tests.run_parts import file_names, reproducible_parts
 
-TINY_OF_ONE_ROUND = {**TINY, "rounds": 1, "lr": 0.02}
+RUN_OF_ONE_ROUND = {**SHORT_RUN, "rounds": 1, "lr": 0.02}
 
 
 def test_several_seeds_go_on_where_they_were_stopped(tmp_path):
     def run_or_continue(progress):
-        return fedcli.run("fedavg", out=tmp_path / "many", seeds=[0, 1, 2], continue_=True, progress=progress, **TINY)
+        return fedcli.run(
+            "fedavg", out=tmp_path / "many", seeds=[0, 1, 2], continue_=True, progress=progress, **SHORT_RUN
+        )
 
     with pytest.raises(Stop):
         run_or_continue(StopAfter(6))  # in the second round of the second run
@@ -46,17 +50,17 @@ def test_several_seeds_go_on_where_they_were_stopped(tmp_path):
         started.append((folder.name, first_round))
     assert started == [("seed-1", 2), ("seed-2", 0)]
 
-    whole = fedcli.run("fedavg", out=tmp_path / "whole", seeds=[0, 1, 2], **TINY)
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", seeds=[0, 1, 2], **SHORT_RUN)
     assert [reproducible_parts(run.record) for run in continued] == [reproducible_parts(run.record) for run in whole]
     assert continued[0].state is None
 
 
 def test_a_run_that_another_process_ends_meanwhile_is_skipped(tmp_path):
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path / "seed-1", progress=StopAfter(2), **{**TINY, "seed": 1})
+        fedcli.run("fedavg", out=tmp_path / "seed-1", progress=StopAfter(2), **{**SHORT_RUN, "seed": 1})
     ends = rounds.Listener()
     ends.start = lambda *given: resume.resume(tmp_path / "seed-1")
-    _, second = fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=ends, **TINY)
+    _, second = fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=ends, **SHORT_RUN)
     assert second.record["status"] == "finished"
     assert second.record["resumed"] == [2]
     assert second.state is None
@@ -64,9 +68,9 @@ def test_a_run_that_another_process_ends_meanwhile_is_skipped(tmp_path):
 
 def test_a_folder_taken_while_a_run_is_prepared_is_in_use(tmp_path):
     begins = rounds.Listener()
-    begins.start = lambda *given: fedcli.run("fedavg", out=tmp_path / "seed-1", **{**TINY_OF_ONE_ROUND, "seed": 1})
+    begins.start = lambda *given: fedcli.run("fedavg", out=tmp_path / "seed-1", **{**RUN_OF_ONE_ROUND, "seed": 1})
     with pytest.raises(InUse, match="seed-1' exists; an existing one is never overwritten"):
-        fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=begins, **TINY_OF_ONE_ROUND)
+        fedcli.run("fedavg", out=tmp_path, seeds=[0, 1], continue_=True, progress=begins, **RUN_OF_ONE_ROUND)
     assert read_record(tmp_path / "seed-1")["status"] == "finished"
 
 
@@ -74,14 +78,14 @@ def test_a_run_whose_display_fails_at_its_start_has_failed(tmp_path):
     display = Mock(spec=rounds.Listener)
     display.start.side_effect = Stop
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path, progress=display, **TINY)
+        fedcli.run("fedavg", out=tmp_path, progress=display, **SHORT_RUN)
     assert read_record(tmp_path)["status"] == "failed"
     assert not display.finish.called
 
 
 def test_a_round_that_no_checkpoint_has_counts_once(tmp_path):
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path, progress=StopAfter(2), **{**TINY, "checkpoint_every": 10})
+        fedcli.run("fedavg", out=tmp_path, progress=StopAfter(2), **{**SHORT_RUN, "checkpoint_every": 10})
     record = read_record(tmp_path)
     del record["peak_bytes"]  # as in an older record
     write_record(tmp_path, {**record, "seconds_total": 1e6})
@@ -92,7 +96,7 @@ def test_a_round_that_no_checkpoint_has_counts_once(tmp_path):
 
 
 def test_a_run_that_diverged_is_skipped(tmp_path):
-    options = {**TINY, "lr": 1e6, "out": tmp_path / "run", "continue_": True}
+    options = {**SHORT_RUN, "lr": 1e6, "out": tmp_path / "run", "continue_": True}
     with pytest.raises(NonFiniteLoss):
         fedcli.run("fedavg", **options)
 
@@ -106,7 +110,7 @@ def test_a_run_that_diverged_is_skipped(tmp_path):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("continue") / "run"
-    fedcli.run("fedavg", out=folder, **TINY_OF_ONE_ROUND)
+    fedcli.run("fedavg", out=folder, **RUN_OF_ONE_ROUND)
     return folder
 
 
@@ -130,13 +134,13 @@ def finished(tmp_path_factory):
 def test_what_cannot_go_on_is_refused(method, given, message, finished):
     before = (finished / "record.json").read_bytes()
     with pytest.raises(UserError, match=message):
-        fedcli.run(method, continue_=True, **{"out": finished, **TINY_OF_ONE_ROUND, **given})
+        fedcli.run(method, continue_=True, **{"out": finished, **RUN_OF_ONE_ROUND, **given})
     assert (finished / "record.json").read_bytes() == before
 
 
 def stop_after_two_rounds(folder):
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=folder, progress=StopAfter(2), **TINY)
+        fedcli.run("fedavg", out=folder, progress=StopAfter(2), **SHORT_RUN)
 
 
 def test_resume_takes_up_every_unfinished_run_below_a_folder(finished, tmp_path, monkeypatch):
@@ -188,7 +192,7 @@ def test_a_time_limit_is_a_time(monkeypatch):
             options.limit_time(text)
 
 
-RARE_CHECKPOINTS = {**TINY, "checkpoint_every": 100}
+RARE_CHECKPOINTS = {**SHORT_RUN, "checkpoint_every": 100}
 
 
 def test_a_time_limit_ends_at_a_checkpoint_and_the_same_command_goes_on(tmp_path):
@@ -220,11 +224,11 @@ def test_a_run_ends_before_a_round_that_would_pass_the_limit(tmp_path, monkeypat
     left = iter([1000, 1e-9])
     monkeypatch.setattr(rounds, "time_left", lambda: next(left))
     with pytest.raises(OutOfTime):
-        fedcli.run("fedavg", out=tmp_path / "run", **TINY)
+        fedcli.run("fedavg", out=tmp_path / "run", **SHORT_RUN)
     assert len(read_record(tmp_path / "run")["rounds"]) == 2
 
     monkeypatch.setattr(rounds, "time_left", lambda: -1)  # passed in the last round, after which none comes
-    fedcli.run("fedavg", out=tmp_path / "last", **TINY_OF_ONE_ROUND)
+    fedcli.run("fedavg", out=tmp_path / "last", **RUN_OF_ONE_ROUND)
     assert read_record(tmp_path / "last")["status"] == "finished"
 
 
@@ -264,7 +268,7 @@ def test_a_full_disk_is_one_line_leaves_no_part_of_a_file_and_the_run_goes_on(tm
 
 
 def test_a_damaged_record_stops_no_table_and_is_left_as_it_is(tmp_path, caplog):
-    options = {**TINY, "protocol": "fedfm:digits", "rounds": 1}
+    options = {**SHORT_RUN, "protocol": "fedfm:digits", "rounds": 1}
     cells = (
         Cell("FedAvg", "0.1", "fedavg", {**options, "lr": 0.1}),
         Cell("FedAvg", "0.2", "fedavg", {**options, "lr": 0.2}),
@@ -287,7 +291,7 @@ def test_an_option_of_a_file_that_changes_no_result_counts_as_one_that_is_typed(
     """Since it would not be done."""
     option = name.removeprefix("--").replace("-", "_")
     (tmp_path / "options.toml").write_text(f"{option} = true\n")
-    command = ["run", "fedavg", *flags_of(TINY_OF_ONE_ROUND), "--out", finished, "--continue"]
+    command = ["run", "fedavg", *flags_of(RUN_OF_ONE_ROUND), "--out", finished, "--continue"]
     for given in ([name], ["--config", tmp_path / "options.toml"]):
         result = invoke(*command, *given)
         assert result.exit_code == 2

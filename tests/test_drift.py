@@ -18,8 +18,8 @@ from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.example_records import record_with_curve
 from tests.figure_panels import first_panel
+from tests.run_options import THREE_ROUNDS
 from tests.tensors import doubles
-from tests.tiny_runs import THREE_ROUNDS
 from tests.user_errors import raises_user_error
 
 

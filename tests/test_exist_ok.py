@@ -7,7 +7,7 @@ from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.runs.lock import InUse, locked
 from fedcli.runs.record import write_record
 from tests.example_records import make_record
-from tests.tiny_runs import TWO_CLIENTS
+from tests.run_options import TWO_CLIENTS
 from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)

@@ -16,8 +16,8 @@ from fedcli.runs import rounds
 from fedcli.runs.options import REPEATABLE_OPTIONS, RunConfig, flags_of
 from fedcli.runs.sources import expand
 from tests.commands import PROGRAM, error_of, invoke, output_of, record_in, use_plain_terminal
-from tests.network_sources import TINY_NETWORK
-from tests.tiny_runs import ONE_ROUND
+from tests.network_sources import ONE_LAYER_NETWORK
+from tests.run_options import ONE_ROUND
 
 WITHOUT_ROUNDS = {**ONE_ROUND, "rounds": None}  # so that a test may give their number
 
@@ -141,7 +141,7 @@ def test_a_file_may_begin_with_the_mark_of_its_encoding():
 
 def test_code_that_a_record_names_is_run_only_if_the_user_names_it():
     Path("mine.py").write_text(Path(fedavg.__file__).read_text().replace('name="fedavg"', 'name="mine"'))
-    Path("nets.py").write_text(TINY_NETWORK)
+    Path("nets.py").write_text(ONE_LAYER_NETWORK)
     here = Path.cwd()
     named = ("./mine.py", "--backbone", "./nets.py:tiny")
     output_of("run", *named, *flags_of(ONE_ROUND), "--protocol", "fedfm:digits", "--out", "a")

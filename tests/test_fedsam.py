@@ -12,7 +12,7 @@ from fedcli.core.trees import tree_map
 from fedcli.papers.baselines import fedsam
 from fedcli.papers.baselines.fedcm import mean_direction
 from tests import laws
-from tests.networks import use_tiny_network
+from tests.networks import replace_all_networks
 from tests.plain_loops import buffers_of, copy_tensors, load_model, minibatches, modules_of, params_of, sgd_of
 
 COHORTS = ([0, 1, 3], [1, 2, 3], [0, 2, 3])
@@ -169,7 +169,7 @@ def test_without_a_gradient_there_is_no_climb():
 
 @pytest.mark.parametrize("chunk", ["1", "4", "branches:4"])
 def test_both_passes_of_a_step_have_the_same_dropout(monkeypatch, chunk):
-    use_tiny_network(monkeypatch)
+    replace_all_networks(monkeypatch)
     setup, fed = toy.federation("fedsam", {"perturbation": 1e-9}, clients_per_chunk=chunk, local_epochs=1)
     cohort = fed.cohort(0)
     _, terms = laws.method_round(setup, fed, laws.initial_state(setup, fed), cohort)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedcli.files import write_atomically
-from tests.tiny_runs import file_names
+from tests.run_parts import file_names
 
 
 def test_a_link_stays_a_link_and_a_device_a_device(tmp_path):

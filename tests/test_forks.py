@@ -34,7 +34,7 @@ from tests import fake_cuda_runs, laws, workers_law
 from tests.commands import invoke, run_command
 from tests.networks import MIXED_NETWORKS
 from tests.programs import start_program
-from tests.tiny_runs import THREE_ROUNDS
+from tests.run_options import THREE_ROUNDS
 from tests.toy_methods import QUICK_OPTIONS, STATEFUL, MethodCase, fedavg_round
 
 

@@ -27,7 +27,7 @@ from tests import fake_cuda, laws
 from tests.fake_cuda import FakeCuda, fused_sgd, to_host
 from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
 from tests.first_rounds import prepare_first_round
-from tests.networks import use_tiny_network
+from tests.networks import replace_all_networks
 from tests.toy_methods import STATEFUL, MethodCase, fedavg_round, make_quick
 
 FEDAVG = find_method("fedavg")
@@ -235,7 +235,7 @@ MANY_STEPS = {"parts": toy.toy_parts((13, 16, 24, 7)), "lr": 0.01, "local_epochs
 def test_a_graph_of_several_steps_takes_as_many(chunk):
     run = {"clients_per_chunk": chunk, **MANY_STEPS}
     with pytest.MonkeyPatch.context() as monkeypatch, early_captures(burst=3):
-        use_tiny_network(monkeypatch)
+        replace_all_networks(monkeypatch)
         ran = run_on_fake_cuda(FEDAVG, **run)
         assert toy.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
 
@@ -250,7 +250,7 @@ def test_a_graph_of_several_steps_takes_as_many(chunk):
 def test_after_a_graph_of_several_steps_that_is_wrong_all_steps_are_taken():
     run = {"rounds": 1, "clients_per_chunk": "4", **MANY_STEPS}
     with pytest.MonkeyPatch.context() as monkeypatch, early_captures(burst=3), wrong_graphs(first=3):
-        use_tiny_network(monkeypatch)
+        replace_all_networks(monkeypatch)
         ran = run_on_fake_cuda(FEDAVG, **run)
         assert toy.distance(ran.state, run_on_cpu(FEDAVG, **run)) == 0
 

@@ -16,7 +16,8 @@ from fedcli.run_files import FILES_OF_A_RUN
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests.commands import invoke, run_command
-from tests.tiny_runs import TINY, file_contents
+from tests.run_options import SHORT_RUN
+from tests.run_parts import file_contents
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def working_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "run", **{**TINY, "rounds": 2}).path
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "run", **{**SHORT_RUN, "rounds": 2}).path
 
 
 def refusal(*command):
@@ -91,13 +92,15 @@ METHOD = replace(fedavg.METHOD, name="odd", run_round=run_round, default_protoco
 
 def test_whatever_a_method_raises_is_a_line_and_the_record_says_failed(working_folder):
     Path("odd.py").write_text(ODD)
-    assert "odd.py' fails in line 5 (got Odd: words)" in refusal("run", "./odd.py", *flags_of(TINY), "--out", "run")
+    assert "odd.py' fails in line 5 (got Odd: words)" in refusal(
+        "run", "./odd.py", *flags_of(SHORT_RUN), "--out", "run"
+    )
     assert read_record(Path("run"))["status"] == "failed"
 
 
 def test_quiet_prints_the_error_of_a_run_of_several(working_folder):
     Path("odd.py").write_text(ODD.replace("BaseException", "Exception"))
-    result = invoke("run", "./odd.py,fedavg", *flags_of(TINY), "--out", "runs", "--quiet")
+    result = invoke("run", "./odd.py,fedavg", *flags_of(SHORT_RUN), "--out", "runs", "--quiet")
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.startswith("error: odd, seed 0: the file ")

@@ -12,7 +12,7 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.userfiles import find_user_function, import_file
 from tests.commands import invoke
-from tests.tiny_runs import TINY
+from tests.run_options import SHORT_RUN
 from tests.user_errors import raises_user_error
 
 CHANGES = {
@@ -126,7 +126,7 @@ METHOD = replace(fedavg.METHOD, name="mine", run_round=run_round, init=init, def
 def test_what_a_method_changes_in_a_round_ends_the_run_before_the_round_counts():
     Path("mine.py").write_text(METHOD.replace("CHANGE", ""))
     with raises_user_error("mine.py' changes torch.set_default_dtype (got"):
-        fedcli.run("./mine.py", out="run", **TINY)
+        fedcli.run("./mine.py", out="run", **SHORT_RUN)
     assert torch.get_default_dtype() == torch.float32
     record = read_record(Path("run"))
     assert record["status"] == "failed"
@@ -134,13 +134,13 @@ def test_what_a_method_changes_in_a_round_ends_the_run_before_the_round_counts()
 
     Path("mine.py").write_text(METHOD.replace("CHANGE", "torch.set_num_threads(7)"))
     with raises_user_error("mine.py' changes torch.set_num_threads (got 7"):
-        fedcli.run("./mine.py", out="new", **TINY)
+        fedcli.run("./mine.py", out="new", **SHORT_RUN)
     assert not Path("new").exists()
 
 
 def test_a_file_does_not_change_the_run_of_another_method_beside_it():
     Path("mine.py").write_text("import torch\ntorch.set_default_dtype(torch.float64)\n" + METHOD.replace("CHANGE", ""))
-    options = flags_of(TINY)
+    options = flags_of(SHORT_RUN)
     result = invoke("run", "./mine.py,fedavg", *options, "--out", "runs")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1

@@ -23,6 +23,7 @@ from fedcli.registry import find_method, methods
 from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.networks import MIXED_NETWORKS
+from tests.run_options import FEW_STEPS
 from tests.toy_methods import QUICK_OPTIONS, STATEFUL, make_quick
 from tests.user_errors import raises_user_error
 
@@ -44,7 +45,6 @@ ADAM_METHODS = [method for method in METHODS if check.allows(method, "adam")]
 COSTED_METHODS = [method for method in ALL_METHODS if method.costs]
 COSTED_WITH_PUBLIC_DATA = [method for method in COSTED_METHODS if method.uses_public_data]
 COSTED_WITHOUT_PUBLIC_DATA = [method for method in COSTED_METHODS if not method.uses_public_data]
-FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
 PARTS_WITHOUT_A_CLASS = toy.toy_parts((13, 7, 10, 2))  # the last client lacks a class
 # In batches of 4, the last batches have 1, 3, 2 and 2 examples; the last client lacks a class.
 PARTS_OF_ODD_SIZES = toy.toy_parts((5, 3, 6, 2))

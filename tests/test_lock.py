@@ -18,7 +18,8 @@ from fedcli.runs.lock import InUse, locked
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests.programs import WaitingRuns, start_program
-from tests.tiny_runs import THREE_ROUNDS, TINY, file_names
+from tests.run_options import SHORT_RUN, THREE_ROUNDS
+from tests.run_parts import file_names
 from tests.torture.lost_folders import move, remove, unlock
 from tests.user_errors import raises_user_error
 
@@ -88,10 +89,10 @@ def test_no_run_begins_in_a_folder_with_a_users_file(tmp_path):
     (tmp_path / ".lock").touch()
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UserError, match="never overwritten; choose another") as refused:
-        fedcli.run("fedavg", out=tmp_path, **TINY)
+        fedcli.run("fedavg", out=tmp_path, **SHORT_RUN)
     assert refused.type is UserError  # the lock of a process that was killed is nobody's
     with locked(tmp_path), pytest.raises(InUse, match="never overwritten; choose another"):
-        fedcli.run("fedavg", out=tmp_path, **TINY)
+        fedcli.run("fedavg", out=tmp_path, **SHORT_RUN)
 
 
 def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
@@ -100,7 +101,7 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
     (folder / ".lock").touch()
     (folder / f".{os.getppid()}.partial.record.json").touch()  # whoever wrote it does not have the lock
     (folder / f".record.json.{os.getppid()}.partial").touch()  # of an older version
-    assert fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 1}).record["status"] == "finished"
+    assert fedcli.run("fedavg", out=folder, **{**SHORT_RUN, "rounds": 1}).record["status"] == "finished"
     assert file_names(folder) == [CHECKPOINT, "record.json"]
 
 
@@ -183,7 +184,7 @@ def test_a_run_whose_folder_is_lost_ends_and_says_where_its_checkpoint_is(lose, 
     other = tmp_path / "other"
     other_takes_its_place = replaced and lose is not unlock
     if replaced:
-        fedcli.run("scaffold", out=other, **{**TINY, "seed": 1, "rounds": 1}, keep_states=True)
+        fedcli.run("scaffold", out=other, **{**SHORT_RUN, "seed": 1, "rounds": 1}, keep_states=True)
         (other / ".lock").touch()  # of a process that resumes it
         files_of_other = file_names(other)
 
@@ -194,7 +195,7 @@ def test_a_run_whose_folder_is_lost_ends_and_says_where_its_checkpoint_is(lose, 
 
     listener = AfterFirstRound(lose_folder)
     with raises_user_error(LAST_WORDS[lose]):
-        fedcli.run("scaffold", out=folder, progress=listener, **TINY, state_memory="0")
+        fedcli.run("scaffold", out=folder, progress=listener, **SHORT_RUN, state_memory="0")
 
     if lose is move:
         moved = tmp_path / "elsewhere"

@@ -12,10 +12,11 @@ from fedcli.runs import loggers, resume
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests.commands import invoke, run_command, stamps_of_files
-from tests.tiny_runs import TINY, Stop, StopAfter
+from tests.listeners import Stop, StopAfter
+from tests.run_options import SHORT_RUN
 from tests.user_errors import raises_user_error
 
-FOUR_ROUNDS = {**TINY, "train_examples": 60, "checkpoint_every": 2}
+FOUR_ROUNDS = {**SHORT_RUN, "train_examples": 60, "checkpoint_every": 2}
 
 
 def kill_and_resume(folder, log):
@@ -152,7 +153,7 @@ class Logger:
 def test_an_interruption_after_the_last_round_says_that_the_run_had_finished(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(INTERRUPTING_LOGGER)
-    ended = invoke("run", "fedavg", *flags_of(TINY), "--out", "run", "--log", "./own.py:Logger")
+    ended = invoke("run", "fedavg", *flags_of(SHORT_RUN), "--out", "run", "--log", "./own.py:Logger")
     assert ended.exit_code == 130
     assert ended.stderr == "interrupted after the run had finished; its record is run/record.json.\n"
     assert read_record(tmp_path / "run")["status"] == "finished"

@@ -15,14 +15,15 @@ from fedcli.data import datasets
 from fedcli.runs import checkpoints, models, resume
 from fedcli.runs.exports import export
 from fedcli.runs.record import write_record
+from tests.accuracies import accuracies_by_pytorch, accuracy
 from tests.commands import output_of
-from tests.networks import accuracy
-from tests.scripts import accuracies_by_pytorch
-from tests.tiny_runs import TINY, Stop, StopAfter, file_names
+from tests.listeners import Stop, StopAfter
+from tests.run_options import SHORT_RUN
+from tests.run_parts import file_names
 from tests.torture.signed_files import content_of, sign_state
 from tests.user_errors import raises_user_error
 
-SMALL_RUN = {**TINY, "num_clients": 2, "batch_size": 8, "rounds": 2}
+SMALL_RUN = {**SHORT_RUN, "num_clients": 2, "batch_size": 8, "rounds": 2}
 GLOBAL_MODEL_RUN = {
     **SMALL_RUN, "method": "fedfm", "protocol": "fedfm:digits", "validation": 0.2, "rounds": 5, "lr": 0.1, "seed": 2,
 }  # fmt: skip

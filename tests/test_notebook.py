@@ -8,7 +8,7 @@ import pytest
 import fedcli
 from fedcli import returned
 from fedcli.runs import progress
-from tests.tiny_runs import TWO_CLIENTS
+from tests.run_options import TWO_CLIENTS
 from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)

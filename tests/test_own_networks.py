@@ -20,11 +20,10 @@ from fedcli.runs.exports import export
 from fedcli.toy import federation
 from fedcli.userfiles import find_user_function
 from tests import laws
+from tests.accuracies import accuracies_by_pytorch, accuracy
 from tests.example_parts import PARTS_FILE
+from tests.listeners import Stop, StopAfter
 from tests.network_sources import NETWORKS, NETWORKS_WITH_STATE, RETURN_LOGITS, network_source
-from tests.networks import accuracy
-from tests.scripts import accuracies_by_pytorch
-from tests.tiny_runs import Stop, StopAfter
 from tests.user_errors import raises_user_error
 
 FEDAVG = registry.find_method("fedavg")

@@ -24,9 +24,9 @@ from fedcli.runs.exports import export
 from fedcli.runs.options import flags_of
 from fedcli.runs.resolve import resolve
 from tests import laws
+from tests.accuracies import accuracy
 from tests.commands import output_of
-from tests.network_sources import TINY_NETWORK
-from tests.networks import accuracy
+from tests.network_sources import ONE_LAYER_NETWORK
 from tests.plain_loops import Model, copy_tensors, minibatches, model_of, modules_of, sgd_of, train_plainly
 from tests.tensors import randn
 from tests.user_errors import raises_user_error
@@ -345,7 +345,7 @@ def test_fedbn_without_batchnorm_is_fedavg():
 )
 def test_a_run_says_once_that_nothing_stays_with_a_client(method, network, count, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("nets.py").write_text(TINY_NETWORK)
+    Path("nets.py").write_text(ONE_LAYER_NETWORK)
     setup, fed = toy.federation(method, parts=toy.toy_parts(SIZES), backbone=network, cohort_size=3)
     toy.simulate(setup, fed, 3, COHORTS)
     notes = [note for note in fed.engine.notes if note.startswith("nothing stays with a client")]

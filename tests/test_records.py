@@ -15,7 +15,7 @@ from fedcli.run_files import RECORD
 from fedcli.runs import checkpoints, resume, verify
 from fedcli.runs.identity import current_numerics, identity_of, outdated
 from fedcli.runs.record import read_record, write_record
-from tests.tiny_runs import TINY
+from tests.run_options import SHORT_RUN
 from tests.user_errors import raises_user_error
 
 
@@ -29,7 +29,7 @@ class AnotherState(NamedTuple):
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
     """Makes a run that no test may change."""
-    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **{**TINY, "rounds": 2})
+    return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "fedavg", **{**SHORT_RUN, "rounds": 2})
 
 
 def test_a_finished_run_is_opened_with_all_it_had(finished_run):

@@ -16,7 +16,8 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import refuse_without_effect, resolve
 from fedcli.runs.resume import resume
 from tests.commands import run_command
-from tests.tiny_runs import TINY, Stop, StopAfter
+from tests.listeners import Stop, StopAfter
+from tests.run_options import SHORT_RUN
 from tests.user_errors import raises_user_error
 
 RECORDS = Path(__file__).parent.parent / "results" / "records"
@@ -60,7 +61,7 @@ def test_committed_records_of_shards_have_the_rule_for_a_remainder_in_one_study_
 
 
 def test_a_stopped_run_of_before_the_rule_goes_on_under_the_old_one(tmp_path):
-    options = {**TINY, "partition": "classes:2", "num_clients": 7, "rounds": 2, "out": tmp_path / "run"}
+    options = {**SHORT_RUN, "partition": "classes:2", "num_clients": 7, "rounds": 2, "out": tmp_path / "run"}
     whole = fedcli.run("fedavg", **{**options, "out": tmp_path / "whole", "remainder": "drop"})
     with pytest.raises(Stop):
         fedcli.run("fedavg", progress=StopAfter(1), remainder="drop", **options)
@@ -107,7 +108,7 @@ def test_header_and_data_show_tell_how_many_images_nobody_has(folder):
 
 @pytest.mark.parametrize(("flag", "clients", "num_lost"), [("missing:8", 3, 4), ("missing:9", 4, 6)])
 def test_a_class_that_no_client_would_have_is_refused(flag, clients, num_lost, tmp_path, folder):
-    options = {**TINY, "train_examples": 1000, "partition": flag, "num_clients": clients, "out": tmp_path / "run"}
+    options = {**SHORT_RUN, "train_examples": 1000, "partition": flag, "num_clients": clients, "out": tmp_path / "run"}
     with raises_user_error(f"'{flag}' gives no client an image of {num_lost} of 10 classes"):
         fedcli.run("fedavg", **options)
     assert not (tmp_path / "run").exists()
@@ -119,7 +120,7 @@ def test_a_class_that_no_client_would_have_is_refused(flag, clients, num_lost, t
 
 
 def test_shards_of_the_digits_keep_every_class(tmp_path):
-    options = {**TINY, "train_examples": None, "partition": "classes:2", "num_clients": 200, "rounds": 1}
+    options = {**SHORT_RUN, "train_examples": None, "partition": "classes:2", "num_clients": 200, "rounds": 1}
     record = fedcli.run("fedavg", out=tmp_path / "run", **{**options, "checkpoint_every": None}).record
     counts = torch.tensor(record["partition"]["class_counts"]).sum(0)
     assert counts.tolist() == [142, 146, 142, 146, 145, 146, 145, 143, 139, 144]

@@ -19,9 +19,9 @@ from fedcli.cli import plan_display
 from fedcli.results import durations, frame, jobs, paper_tables, plans, printed_numbers
 from fedcli.runs.record import write_record
 from tests.commands import invoke, run_command
+from tests.listeners import PlanWatch, Stop, StopAfter
 from tests.programs import WaitingRuns, start_program
-from tests.small_tables import COLUMN, ROWS, RUN_OPTIONS, SMALL_TABLE, PlanWatch, make_table
-from tests.tiny_runs import Stop, StopAfter
+from tests.small_tables import COLUMN, ROWS, RUN_OPTIONS, SMALL_TABLE, make_table
 from tests.user_errors import raises_user_error
 
 pytestmark = [pytest.mark.long(worker=0), pytest.mark.usefixtures("folder")]

@@ -23,7 +23,9 @@ from fedcli.runs.record import params_hash, read_record, summarise, write_record
 from fedcli.runs.resolve import default_dataset, resolve
 from fedcli.runs.settings_text import reductions
 from tests.first_rounds import limit_memory
-from tests.tiny_runs import TINY, Stop, StopAfter, reproducible_parts
+from tests.listeners import Stop, StopAfter
+from tests.run_options import SHORT_RUN
+from tests.run_parts import reproducible_parts
 from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)
@@ -32,15 +34,15 @@ pytestmark = pytest.mark.long(worker=1)
 @pytest.mark.parametrize("method", list(methods()))
 def test_law_7_resume_is_invisible(method, tmp_path):
     chosen = find_method(method)
-    tiny = {**TINY, "dataset": default_dataset(chosen), "rounds": 3, "backbone": "cnn-small"}
+    run_options = {**SHORT_RUN, "dataset": default_dataset(chosen), "rounds": 3, "backbone": "cnn-small"}
     if chosen.uses_public_data:
-        tiny |= {"public_examples": 12, "public_batch_size": 5}
-    whole = fedcli.run(method, out=tmp_path / "whole", **tiny)
+        run_options |= {"public_examples": 12, "public_batch_size": 5}
+    whole = fedcli.run(method, out=tmp_path / "whole", **run_options)
     assert whole.record["status"] == "finished"
 
     folder = tmp_path / "killed"
     with pytest.raises(Stop):
-        fedcli.run(method, out=folder, progress=StopAfter(1), **tiny, state_memory="0")
+        fedcli.run(method, out=folder, progress=StopAfter(1), **run_options, state_memory="0")
     with pytest.raises(Stop):
         resume.resume(folder, progress=StopAfter(1))
     again = resume.resume(folder)
@@ -54,12 +56,12 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch):
     """A run that was killed before the first one goes on from the beginning."""
     # At its own pace a run then writes a checkpoint after the first round alone.
     monkeypatch.setattr(checkpoints, "LARGEST_TIME_SHARE", 1e-9)
-    whole = fedcli.run("fedavg", out=tmp_path / "whole", **TINY)
+    whole = fedcli.run("fedavg", out=tmp_path / "whole", **SHORT_RUN)
     rounds_of_checkpoint = {2: 2, 4: 0, "auto": 1}  # before the fourth round
     for every, earlier in rounds_of_checkpoint.items():
         folder = tmp_path / str(every)
         with pytest.raises(Stop):
-            fedcli.run("fedavg", out=folder, progress=StopAfter(3), **{**TINY, "checkpoint_every": every})
+            fedcli.run("fedavg", out=folder, progress=StopAfter(3), **{**SHORT_RUN, "checkpoint_every": every})
         assert len(read_record(folder)["rounds"]) == 3
 
         again = resume.resume(folder)
@@ -113,7 +115,7 @@ def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp
 
     The run that is interrupted goes on to the next line, and so on.
     """
-    options = {**TINY, "train_examples": 40, "backbone": "cnn-small", "rounds": 100, "checkpoint_every": 100}
+    options = {**SHORT_RUN, "train_examples": 40, "backbone": "cnn-small", "rounds": 100, "checkpoint_every": 100}
     with LineTracer() as tracer:
         record = fedcli.run("fedavg", out=tmp_path / "whole", **options).record
     whole = reproducible_parts(record)
@@ -131,7 +133,7 @@ def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp
 
 
 def test_the_record_says_what_was_run(tmp_path):
-    run = fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, "start_round": 1, "lr": 0.02})
+    run = fedcli.run("fedfm", out=tmp_path / "run", **{**SHORT_RUN, "start_round": 1, "lr": 0.02})
     record = run.record
     assert read_record(run.path) == json.loads(json.dumps(record))
     assert record["schema"] == 1
@@ -179,7 +181,7 @@ def test_a_data_sets_own_options_go_before_the_protocols(monkeypatch):
 
 def test_evaluation_is_every_other_round_and_after_the_last(tmp_path):
     """The last one is the headline of a run without a validation part."""
-    options = {**TINY, "rounds": 5, "eval_every": 3, "validation": 0.0}
+    options = {**SHORT_RUN, "rounds": 5, "eval_every": 3, "validation": 0.0}
     record = fedcli.run("fedavg", out=tmp_path / "run", **options).record
     is_tested = [entry["test_accuracy"] is not None for entry in record["rounds"]]
     assert is_tested == [False, False, True, False, True]
@@ -191,7 +193,7 @@ def test_evaluation_is_every_other_round_and_after_the_last(tmp_path):
 
 
 def test_resume_refuses_what_is_not_the_same_run(tmp_path):
-    run = fedcli.run("fedavg", out=tmp_path / "run", **TINY)
+    run = fedcli.run("fedavg", out=tmp_path / "run", **SHORT_RUN)
     with raises_user_error("has finished all of its 4 rounds; a run cannot be lengthened; train"):
         resume.resume(run.path)
 
@@ -229,7 +231,7 @@ def test_the_headline_follows_the_protocols_rule(selection, accuracy, selected_r
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16", "float64"])
 def test_every_precision_runs(precision, tmp_path, two_threads):
-    run = fedcli.run("fedfm", out=tmp_path / "run", **{**TINY, "rounds": 1, "precision": precision})
+    run = fedcli.run("fedfm", out=tmp_path / "run", **{**SHORT_RUN, "rounds": 1, "precision": precision})
     assert run.record["hardware"]["threads"] == 1  # of the run, whose network is small
     dtype = torch.float64 if precision == "float64" else torch.float32
     assert {value.dtype for value in run.state.params.values()} == {dtype}
@@ -305,7 +307,7 @@ def test_subnormal_numbers_are_0_within_a_run_only(tmp_path):
     stops = StopAfter(1)
     stops.start = look
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path / "run", progress=stops, **{**TINY, "rounds": 2})
+        fedcli.run("fedavg", out=tmp_path / "run", progress=stops, **{**SHORT_RUN, "rounds": 2})
     assert small_number() > 0
 
     goes_on = rounds.Listener()
@@ -320,7 +322,7 @@ def test_subnormal_numbers_are_0_within_a_run_only(tmp_path):
 def test_a_chunk_that_did_not_fit_stays_small_after_a_resume(tmp_path, monkeypatch):
     """The record has the size of the chunk."""
     limit_memory(monkeypatch, 2)
-    options = {**TINY, "cohort_size": 4, "clients_per_chunk": "branches:4"}
+    options = {**SHORT_RUN, "cohort_size": 4, "clients_per_chunk": "branches:4"}
     listener = StopAfter(2)
     notes = []
     listener.note = notes.append
@@ -347,7 +349,7 @@ def test_a_chunk_that_did_not_fit_stays_small_after_a_resume(tmp_path, monkeypat
 )
 def test_a_state_that_is_not_finite_is_diverged(method, option, tensor, tmp_path):
     with pytest.raises(NonFiniteLoss, match=f"'{tensor}.*' of the state is not finite in round 1"):
-        fedcli.run(method, out=tmp_path / "run", **{**TINY, "rounds": 2, **option})
+        fedcli.run(method, out=tmp_path / "run", **{**SHORT_RUN, "rounds": 2, **option})
     record = read_record(tmp_path / "run")
     assert record["status"] == "failed"
     assert record["error"].startswith("NonFiniteLoss: ")

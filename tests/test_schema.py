@@ -23,8 +23,9 @@ from fedcli.runs.value_checks import Fault, number
 from fedcli.userfiles import file_hash
 from tests.commands import invoke, run_command
 from tests.example_records import make_record, write_unsigned_record
+from tests.listeners import Stop, StopAfter
+from tests.run_options import SHORT_RUN
 from tests.small_tables import with_records
-from tests.tiny_runs import TINY, Stop, StopAfter
 from tests.torture.faults import faults_of
 from tests.torture.mutated_records import COMMITTED_RECORDS, read_mutated_record
 from tests.torture.nested_parts import entry_at
@@ -75,7 +76,7 @@ WRONG = {  # by the path to the part
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A record as it is written."""
-    run = fedcli.run("fedavg", out=tmp_path_factory.mktemp("whole") / "run", **{**TINY, "rounds": 2})
+    run = fedcli.run("fedavg", out=tmp_path_factory.mktemp("whole") / "run", **{**SHORT_RUN, "rounds": 2})
     return read_record(run.path)
 
 
@@ -123,7 +124,7 @@ def changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(METHOD)
     with pytest.raises(Stop):
-        fedcli.run("./mine.py", out="run", progress=StopAfter(2), **TINY)
+        fedcli.run("./mine.py", out="run", progress=StopAfter(2), **SHORT_RUN)
     Path("mine.py").write_text(METHOD + "# edited\n")
     with raises_user_error("has changed since the run began"):
         resume("run", files="mine.py")
@@ -155,7 +156,7 @@ def test_older_records_say_of_a_users_file_alone_that_it_changed():
 
 def test_a_papers_table_says_whose_code_was_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", TINY),), seeds=(0,))
+    table = Table("fedfm:III", "", ("FedFM", "Table III"), (Cell("A", "x", "fedavg", SHORT_RUN),), seeds=(0,))
     plan = plans.plan_table(table)
     (run,) = plan.runs
     changed = make_record("fedavg") | {"changed": [{"round": 1, "what": "its method"}]}
@@ -167,7 +168,7 @@ def test_a_methods_version_is_its_numerics_or_its_files_hash(tmp_path):
     """That of a built-in method its numerics, that of a user's file the file's hash."""
     fedavg = find_method("fedavg")
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=tmp_path / "reworded", progress=StopAfter(2), **TINY)
+        fedcli.run("fedavg", out=tmp_path / "reworded", progress=StopAfter(2), **SHORT_RUN)
     renumbered = shutil.copytree(tmp_path / "reworded", tmp_path / "of other numerics")
     record = read_record(tmp_path / "reworded")
 
@@ -188,7 +189,7 @@ def test_a_methods_version_is_its_numerics_or_its_files_hash(tmp_path):
 def stop_run_of_other_numerics(folder, numerics):
     """Stops a run after its first round and writes other numerics into its record; returns those it had."""
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=folder, progress=StopAfter(1), **TINY)
+        fedcli.run("fedavg", out=folder, progress=StopAfter(1), **SHORT_RUN)
     record = read_record(folder)
     write_record(folder, {**record, "numerics": numerics})
     return {**record["numerics"]}
@@ -234,7 +235,7 @@ def test_a_run_without_a_round_is_of_the_code_that_computes_its_first(tmp_path, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedcli.run("./mine.py", out="run", progress=Killed(), **TINY)
+        fedcli.run("./mine.py", out="run", progress=Killed(), **SHORT_RUN)
     Path("mine.py").write_text(METHOD + "# edited\n")
     record = resume("run", files="mine.py", changed_method=True).record
     assert record["method_hash"] == file_hash("mine.py")

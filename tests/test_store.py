@@ -17,14 +17,14 @@ from fedcli.core.tree_files import load_tree, save_tree
 from fedcli.measure.client_features import features_after_one_more_round
 from fedcli.runs import checkpoints, resume, rounds
 from fedcli.runs.options import parse_size
-from tests.tiny_runs import TINY
+from tests.run_options import SHORT_RUN
 from tests.torture.source_runs import stopped_run
 from tests.toy_methods import ToyState
 from tests.user_errors import raises_user_error
 
 STATE_BYTES = 40  # of a state of ten numbers
 OPTIONS = {
-    **TINY,
+    **SHORT_RUN,
     "train_examples": 60,
     "num_clients": 6,
     "batch_size": 8,

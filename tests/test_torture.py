@@ -25,7 +25,7 @@ from fedcli.runs.schema import check_record
 from tests.commands import invoke
 from tests.image_files import image_arrays, import_arrays, write_folder_of_one_class
 from tests.programs import WaitingRuns, start_program
-from tests.tiny_runs import TINY
+from tests.run_options import SHORT_RUN
 from tests.torture.command_lines import fuzz_command_line
 from tests.torture.damaged_files import damage_run
 from tests.torture.faults import faults_of
@@ -89,7 +89,7 @@ def test_a_domain_or_a_class_without_test_images_is_left_out(tmp_path):
 
 
 def test_options_without_effect_are_refused_from_a_user_alone():
-    options = {**TINY, "optimizer": "adam", "momentum": 0.5}
+    options = {**SHORT_RUN, "optimizer": "adam", "momentum": 0.5}
     fedavg = registry.find_method("fedavg")
     with raises_user_error("--momentum is for --optimizer sgd"):
         refuse_without_effect(resolve(fedavg, options))
@@ -111,7 +111,7 @@ def test_two_runs_that_start_in_the_same_second_have_a_folder_each(tmp_path, mon
     for start in (first, first.replace(microsecond=679)):
         clock = Mock(now=Mock(return_value=start))
         monkeypatch.setattr(begin, "datetime", clock)
-        fedcli.run("fedavg", **{**TINY, "rounds": 1})
+        fedcli.run("fedavg", **{**SHORT_RUN, "rounds": 1})
     assert sorted(folder.name for folder in Path("runs").iterdir()) == [
         "20260102-030405-000678-fedavg-digits",
         "20260102-030405-000679-fedavg-digits",
@@ -177,7 +177,7 @@ COMMANDS_THAT_PRINT = [
 
 def test_no_command_lets_a_name_or_a_record_move_the_cursor(tmp_path, monkeypatch, imported_commands):
     monkeypatch.chdir(tmp_path)
-    run = fedcli.run("fedavg", out="once", **{**TINY, "rounds": 1, "lr": 1e-3})
+    run = fedcli.run("fedavg", out="once", **{**SHORT_RUN, "rounds": 1, "lr": 1e-3})
     quality.add_quality(run.path)
     folders = {name: Path(f"{name}{TITLE}") for name in ("r", "diverged", "images")}
     write_folder_of_one_class(folders["images"])

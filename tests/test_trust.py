@@ -22,8 +22,9 @@ from fedcli.runs import loggers, resume
 from fedcli.runs.record import read_record, write_record
 from fedcli.userfiles import file_hash
 from tests.commands import error_of, invoke, run_command
-from tests.network_sources import TINY_NETWORK
-from tests.tiny_runs import TINY, Stop, StopAfter
+from tests.listeners import Stop, StopAfter
+from tests.network_sources import ONE_LAYER_NETWORK
+from tests.run_options import SHORT_RUN
 from tests.torture.named_code import COMMANDS_THAT_READ, NAMING_PARTS, SPELLINGS, forge_record
 from tests.torture.nested_parts import paths_in
 from tests.user_errors import raises_user_error
@@ -38,13 +39,13 @@ def user_code(folder):
     """Writes a user's method and network into the working folder, which leave a trace when they are imported."""
     text = Path(fedavg.__file__).read_text().replace('name="fedavg"', 'name="mine"')
     Path("mine.py").write_text(text + TRACE)
-    Path("nets.py").write_text(TINY_NETWORK + TRACE)
+    Path("nets.py").write_text(ONE_LAYER_NETWORK + TRACE)
 
 
 def run_and_stop(method="./mine.py", rounds=1, **options):
     """Begins a run, which stops after so many rounds."""
     with pytest.raises(Stop):
-        fedcli.run(method, out="run", protocol="fedfm:digits", progress=StopAfter(rounds), **{**TINY, **options})
+        fedcli.run(method, out="run", protocol="fedfm:digits", progress=StopAfter(rounds), **{**SHORT_RUN, **options})
 
 
 def name_evil_file(folder="run", **changes):
@@ -156,13 +157,13 @@ def test_a_file_is_known_where_its_folder_has_become_a_link():
     Path("old").rename("elsewhere")
     Path("old").symlink_to("elsewhere")
     assert resume.resume("run", files="old/nets.py").record["resumed"] == [2]
-    Path("elsewhere/nets.py").write_text(TINY_NETWORK)
+    Path("elsewhere/nets.py").write_text(ONE_LAYER_NETWORK)
     with raises_user_error("has changed since the run began (hash"):
         fedcli.load("run", method="old/nets.py").model()
 
 
 def test_a_file_that_another_imports_counts_as_a_part_of_it(folder):
-    Path("nets.py").write_text("from shapes import WIDTH\n" + TINY_NETWORK)
+    Path("nets.py").write_text("from shapes import WIDTH\n" + ONE_LAYER_NETWORK)
     Path("shapes.py").write_text("import sizes\nWIDTH = sizes.WIDTH\n")
     Path("sizes.py").write_text("WIDTH = 3\n")
     run_and_stop("fedavg", backbone="nets.py:tiny", rounds=2)
@@ -181,7 +182,7 @@ def test_a_file_that_another_imports_counts_as_a_part_of_it(folder):
 
 
 def test_the_hash_of_an_older_version_is_of_the_file_alone():
-    Path("nets.py").write_text("import shapes\n" + TINY_NETWORK)
+    Path("nets.py").write_text("import shapes\n" + ONE_LAYER_NETWORK)
     alone = file_hash("nets.py")
     Path("shapes.py").write_text("")
     assert file_hash("nets.py") != alone
@@ -237,7 +238,9 @@ def test_continue_is_consent_and_knows_a_moved_file():
     moved = move_user_files()
 
     def go_on(backbone):
-        return fedcli.run(moved.method, out="run", continue_=True, protocol="fedfm:digits", backbone=backbone, **TINY)
+        return fedcli.run(
+            moved.method, out="run", continue_=True, protocol="fedfm:digits", backbone=backbone, **SHORT_RUN
+        )
 
     assert go_on(f"{moved.networks}:tiny").record["resumed"] == [2]
     with raises_user_error("another backbone (got cnn-small, was"):
@@ -245,7 +248,7 @@ def test_continue_is_consent_and_knows_a_moved_file():
 
 
 def test_a_run_that_is_skipped_has_only_the_files_that_are_named(folder):
-    fedcli.run("./mine.py", out="run", protocol="fedfm:digits", **{**TINY, "rounds": 1})
+    fedcli.run("./mine.py", out="run", protocol="fedfm:digits", **{**SHORT_RUN, "rounds": 1})
     with raises_user_error(f"add --method {folder}/mine.py."):
         resume.resume("run", skip_ended=True).model()
     moved = move_user_files()
@@ -254,7 +257,7 @@ def test_a_run_that_is_skipped_has_only_the_files_that_are_named(folder):
 
 @pytest.mark.parametrize("again", [{}, {"continue_": True}], ids=["the plain command", "--continue"])
 def test_a_run_without_a_finished_round_starts_anew_once_its_file_is_fixed(again):
-    options = {**TINY, "protocol": "fedfm:digits", "out": "run", "rounds": 1}
+    options = {**SHORT_RUN, "protocol": "fedfm:digits", "out": "run", "rounds": 1}
     text = Path("mine.py").read_text()
     Path("mine.py").write_text(text.replace("    clients, terms =", "    1 / 0\n    clients, terms ="))
     with raises_user_error("mine.py' fails in line", "ZeroDivisionError"):
@@ -274,7 +277,7 @@ def table_of(method, settings):
 
 
 def test_a_table_takes_the_plans_method_and_not_the_records(folder):
-    settings = {**TINY, "protocol": "fedfm:digits", "rounds": 2}
+    settings = {**SHORT_RUN, "protocol": "fedfm:digits", "rounds": 2}
     table = table_of("./mine.py", settings)
     (run,) = plans.plan_table(table, Path("runs")).runs
     with pytest.raises(Stop):
@@ -300,7 +303,7 @@ def test_reports_and_tables_import_no_file_that_a_record_names(name, folder):
     for command in ("report run --out report.html", "table run"):
         run_command(*command.split())
     assert "fedcli run fedavg" in Path("report.html").read_text()
-    durations.estimate_plan(plans.plan_table(table_of("fedavg", TINY), Path()))
+    durations.estimate_plan(plans.plan_table(table_of("fedavg", SHORT_RUN), Path()))
     assert not Path("evil-ran").exists()
 
 
@@ -364,16 +367,16 @@ def test_a_path_that_no_option_can_name_is_refused():
 
 
 def test_tuned_options_open_no_file_that_is_not_typed(folder):
-    Path("evil.py").write_text(TINY_NETWORK + TRACE.replace("imported", "evil-ran"))
+    Path("evil.py").write_text(ONE_LAYER_NETWORK + TRACE.replace("imported", "evil-ran"))
     for spelling in (f"{folder}/evil.py:tiny", f"{folder}/evil.py:tiny,cnn-small", f"cnn-small,{folder}/evil.py:tiny"):
         facts = {"method": "fedavg", "seed": "0", "options": {"backbone": spelling, "lr": 0.2}}
         Path("tuned.json").write_text(json.dumps(facts))
         with raises_user_error(f"add backbone={spelling!r}."):
-            fedcli.run("fedavg", out="run", tuned="tuned.json", **TINY)
+            fedcli.run("fedavg", out="run", tuned="tuned.json", **SHORT_RUN)
         assert "add --backbone" in error_of("run", "fedavg", "--tuned", "tuned.json", "--out", "run")
     assert not Path("evil-ran").exists()
 
-    config = fedcli.run("fedavg", out="run", tuned="tuned.json", backbone="cnn-small", **TINY).record["config"]
+    config = fedcli.run("fedavg", out="run", tuned="tuned.json", backbone="cnn-small", **SHORT_RUN).record["config"]
     assert config["lr"] == 0.2
     assert config["backbone"] == "cnn-small"
 
@@ -382,7 +385,7 @@ def test_tuned_options_open_no_file_that_is_not_typed(folder):
 def finished_folder(tmp_path_factory):
     """Makes a finished run; returns its folder, which no test may change."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    fedcli.run("fedavg", out=folder, **{**TINY, "rounds": 2})
+    fedcli.run("fedavg", out=folder, **{**SHORT_RUN, "rounds": 2})
     return folder
 
 
@@ -427,14 +430,14 @@ def write_namesakes(folder, *texts):
 
 
 def test_each_of_two_equal_files_of_one_name_stays_the_one_it_was(folder):
-    write_namesakes(folder, TINY_NETWORK, TINY_NETWORK)
+    write_namesakes(folder, ONE_LAYER_NETWORK, ONE_LAYER_NETWORK)
     trusted = trusted_networks(["a/nets.py", "b/nets.py"])
     assert trusted == [f"{folder}/a/nets.py:tiny", f"{folder}/b/nets.py:tiny"]
 
 
 def test_two_moved_and_changed_files_of_one_name_are_not_guessed(folder):
-    write_namesakes(folder, TINY_NETWORK, TINY_NETWORK + "# b\n")
-    write_namesakes(folder / "moved", TINY_NETWORK + "# c\n", TINY_NETWORK + "# d\n")
+    write_namesakes(folder, ONE_LAYER_NETWORK, ONE_LAYER_NETWORK + "# b\n")
+    write_namesakes(folder / "moved", ONE_LAYER_NETWORK + "# c\n", ONE_LAYER_NETWORK + "# d\n")
     named = ["moved/a/nets.py", "moved/b/nets.py"]
     with raises_user_error("several files have its name"):
         trusted_networks(named, allow_changed=True)

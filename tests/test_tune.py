@@ -18,8 +18,8 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import read_record, write_record
 from tests.commands import error_of, invoke, run_command
-from tests.network_sources import TINY_NETWORK
-from tests.tiny_runs import TWO_ROUNDS
+from tests.network_sources import ONE_LAYER_NETWORK
+from tests.run_options import TWO_ROUNDS
 from tests.user_errors import raises_user_error
 
 MINE = """
@@ -345,9 +345,9 @@ def test_a_best_value_at_the_edge_is_told_unless_nothing_lies_beyond():
 
 
 def test_runs_with_networks_of_ones_own_stand_in_the_folder_of_their_grid(folder):
-    Path("one.py").write_text(TINY_NETWORK)
+    Path("one.py").write_text(ONE_LAYER_NETWORK)
     (folder / "deep").mkdir()
-    Path("deep/two.py").write_text(TINY_NETWORK + "small = tiny")
+    Path("deep/two.py").write_text(ONE_LAYER_NETWORK + "small = tiny")
 
     def plan(*networks):
         given = GivenOptions({**TWO_ROUNDS, "backbone": networks})

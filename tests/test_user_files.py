@@ -22,8 +22,9 @@ from fedcli.runs.record import read_record
 from fedcli.runs.resolve import resolve
 from tests.commands import output_of, run_command
 from tests.example_parts import PARTS_FILE, PARTS_OPTIONS
+from tests.listeners import Stop, StopAfter
 from tests.network_sources import NETWORKS
-from tests.tiny_runs import TINY, Stop, StopAfter
+from tests.run_options import SHORT_RUN
 from tests.user_errors import raises_user_error
 
 
@@ -298,7 +299,7 @@ METHOD = replace(SIMPLE, name="mine", run_round=run_round)
     parts_text = Path("parts.py").read_text()
     networks_text = Path("nets.py").read_text()
     Path("mine.py").write_text(method_text)
-    options = {**TINY, "rounds": 2, "backbone": "nets.py:shared", "partition": "parts.py:by_halves"}
+    options = {**SHORT_RUN, "rounds": 2, "backbone": "nets.py:shared", "partition": "parts.py:by_halves"}
     setup = resolve(registry.find_method("./mine.py"), options)
     hash_before = {name: userfiles.file_hash(name) for name in ("mine.py", "parts.py")}
     Path("mine.py").write_text(method_text.replace("1.0", "2.0"))

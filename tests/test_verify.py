@@ -15,9 +15,11 @@ from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.verify import compare_records
 from tests.commands import invoke, run_command
-from tests.network_sources import TINY_NETWORK
+from tests.listeners import Stop, StopAfter
+from tests.network_sources import ONE_LAYER_NETWORK
+from tests.run_options import SHORT_RUN
+from tests.run_parts import reproducible_parts
 from tests.scripts import load_script
-from tests.tiny_runs import TINY, Stop, StopAfter, reproducible_parts
 
 study_page = load_script(Path(__file__).parent.parent / "results" / "study_page.py")
 ANOTHER_RESULT = "another result on the same machine and version"
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("folder")  # in which the runs are
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The record of a run."""
-    options = {**TINY, "rounds": 2, "clients_per_chunk": "2"}
+    options = {**SHORT_RUN, "rounds": 2, "clients_per_chunk": "2"}
     return fedcli.run("fedavg", out=tmp_path_factory.mktemp("whole") / "run", **options).record
 
 
@@ -74,7 +76,7 @@ def test_versions_are_compared_as_they_stand(whole):
 
 def test_a_run_that_diverged_is_verified_by_its_curve_and_its_end():
     with pytest.raises(NonFiniteLoss):
-        fedcli.run("fedavg", out="a run", **{**TINY, "rounds": 5, "lr": 1e9})
+        fedcli.run("fedavg", out="a run", **{**SHORT_RUN, "rounds": 5, "lr": 1e9})
     record = read_record(Path("a run"))
     assert verify(record) == VerifyOutput(0, "same to the last digit")  # it has no last parameters
 
@@ -107,7 +109,7 @@ def with_accuracy(record, difference, **parts):
 def test_a_run_that_goes_on_elsewhere_says_so_and_is_not_held_to_the_bits():
     folder = Path("a run")
     with pytest.raises(Stop):
-        fedcli.run("fedavg", out=folder, progress=StopAfter(1), **TINY)
+        fedcli.run("fedavg", out=folder, progress=StopAfter(1), **SHORT_RUN)
     begun = read_record(folder)
     threads = begun["hardware"]["threads"] + 1
     elsewhere = {"machine": {"processor": "of another kind"}, "hardware": {**begun["hardware"], "threads": threads}}
@@ -161,7 +163,7 @@ def test_the_first_rounds_of_a_record_are_verified():
 
     FedProc's objective depends on how many rounds are planned, so these must be the record's.
     """
-    record = fedcli.run("fedproc", out="a run", **{**TINY, "rounds": 3}).record
+    record = fedcli.run("fedproc", out="a run", **{**SHORT_RUN, "rounds": 3}).record
     assert verify(record, "--rounds", 2, "--out", "again") == VerifyOutput(0, "same to the last digit")
     again = read_record(Path("again"))
     assert again["status"] == "interrupted"
@@ -197,8 +199,8 @@ def test_rounds_that_a_record_has_not_or_that_have_no_accuracy_are_refused(whole
 @pytest.mark.parametrize("place", ["here", "in a place; with 'quotes'"])
 def test_the_command_of_a_record_gives_the_same_record_in_a_fresh_folder(place, tmp_path, monkeypatch):
     Path(place).mkdir()
-    Path(place, "nets.py").write_text(TINY_NETWORK)
-    options = {**TINY, "backbone": f"./{place}/nets.py:tiny", "drop_last": False, "lr": 0.013, "match_weight": 2.5}
+    Path(place, "nets.py").write_text(ONE_LAYER_NETWORK)
+    options = {**SHORT_RUN, "backbone": f"./{place}/nets.py:tiny", "drop_last": False, "lr": 0.013, "match_weight": 2.5}
     _, run = fedcli.run("fedfm", out="runs-here", seeds=[3, 4], **options)
     expected = run.record
     (tmp_path / "fresh").mkdir()

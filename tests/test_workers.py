@@ -16,7 +16,8 @@ from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from tests import workers_law
 from tests.programs import WAITING_METHOD, WaitingRuns, start_program
-from tests.tiny_runs import THREE_ROUNDS, file_names, reproducible_parts
+from tests.run_options import THREE_ROUNDS
+from tests.run_parts import file_names, reproducible_parts
 
 pytestmark = pytest.mark.long(worker=0)
 

@@ -21,14 +21,14 @@ from fedcli.runs.rounds import one_round
 from fedcli.runs.workers import joined
 from tests import laws
 from tests.networks import MIXED_NETWORKS
-from tests.tiny_runs import without_times
+from tests.run_options import FEW_STEPS
+from tests.run_parts import without_times
 from tests.toy_methods import QUICK_OPTIONS, STATEFUL, MethodCase
 
 WORKERS_OF_ALL_RUNS = 3
 WORKERS_OF_SOME_RUNS = 2
 NUMBERS_OF_WORKERS = (WORKERS_OF_ALL_RUNS, WORKERS_OF_SOME_RUNS)
 ROUNDS = 2
-FEW_STEPS = {"batch_size": 8, "local_epochs": 1}
 
 
 def wide(channels, image_size, num_classes):

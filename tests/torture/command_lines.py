@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from fedcli import registry
 from fedcli.declarations import spec_of
 from fedcli.runs.options import flags_of, recorded_fields
-from tests.tiny_runs import THREE_ROUNDS
+from tests.run_options import THREE_ROUNDS
 from tests.torture.processes import run_command_in_fork
 from tests.torture.source_runs import run_with_features
 

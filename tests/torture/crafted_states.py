@@ -18,7 +18,7 @@ from fedcli.runs import resume
 from fedcli.runs.checkpoints import Checkpoint, read_checkpoint
 from fedcli.runs.models import NAMES_OF_ROUNDS
 from fedcli.runs.record import params_hash, read_record
-from tests.tiny_runs import TINY
+from tests.run_options import SHORT_RUN
 from tests.torture.faults import attempt
 from tests.torture.source_runs import SourceRun, stopped_run
 from tests.torture.state_changes import PartChange, TensorChange, change_file, changes_in
@@ -44,7 +44,9 @@ def run_to_craft(kind: str) -> SourceRun:
 def finished_run(options: dict[str, Any]) -> SourceRun:
     """Makes a finished run; a copy comes to its models."""
     folder = Path(mkdtemp(), "run")
-    fedcli.run(**{**TINY, "batch_size": 8, "train_examples": 60, "protocol": "fedfm:digits", **options}, out=folder)
+    fedcli.run(
+        **{**SHORT_RUN, "batch_size": 8, "train_examples": 60, "protocol": "fedfm:digits", **options}, out=folder
+    )
     return SourceRun(folder, models_hash)
 
 

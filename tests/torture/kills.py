@@ -13,7 +13,8 @@ from fedcli.declarations import Method
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import default_dataset
 from fedcli.runs.rounds import Listener
-from tests.tiny_runs import TINY, file_names, reproducible_parts
+from tests.run_options import SHORT_RUN
+from tests.run_parts import file_names, reproducible_parts
 from tests.torture.processes import CommandEnd, run_in_fork
 
 KILLED_METHODS = (
@@ -27,7 +28,7 @@ NEVER = -1  # moments until a kill that does not come
 
 def options_of_small_run(method: Method) -> dict[str, Any]:
     """Options of a run that takes a second, with a checkpoint after every round and states that are spilled to disk."""
-    options = {**TINY, "dataset": default_dataset(method), "checkpoint_every": 1, "state_memory": "300K"}
+    options = {**SHORT_RUN, "dataset": default_dataset(method), "checkpoint_every": 1, "state_memory": "300K"}
     if method.uses_public_data:
         options |= {"public_examples": 12, "public_batch_size": 5}
     return options

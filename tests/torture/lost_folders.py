@@ -12,7 +12,7 @@ from fedcli import registry
 from fedcli.run_files import RECORD
 from fedcli.runs.record import read_record
 from fedcli.runs.rounds import Listener
-from tests.tiny_runs import file_contents
+from tests.run_parts import file_contents
 from tests.torture.kills import KILLED_METHODS, options_of_small_run
 from tests.torture.processes import run_in_fork
 from tests.torture.source_runs import stopped_run

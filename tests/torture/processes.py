@@ -14,7 +14,7 @@ import fedcli
 from fedcli import registry
 from fedcli.cli import app
 from tests.programs import start_program
-from tests.tiny_runs import TINY
+from tests.run_options import SHORT_RUN
 
 MEMORY = 4 << 30  # bytes that a command may ask for beyond what this process has
 GRACE = 20  # seconds in which an interrupted command must end
@@ -51,7 +51,7 @@ def import_commands() -> None:
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     registry.methods()
     with TemporaryDirectory() as folder:
-        run = fedcli.run("fedavg", out=Path(folder, "run"), **{**TINY, "rounds": 1})
+        run = fedcli.run("fedavg", out=Path(folder, "run"), **{**SHORT_RUN, "rounds": 1})
         run_command_in_fork(Path(folder), "table", run.path)
 
 

@@ -17,9 +17,10 @@ from fedcli.measure.feature_files import MODEL_FEATURES
 from fedcli.runs import resume
 from fedcli.runs.models import NAMES_OF_ROUNDS
 from fedcli.runs.record import params_hash
-from tests.tiny_runs import TINY, Stop, StopAfter
+from tests.listeners import Stop, StopAfter
+from tests.run_options import SHORT_RUN
 
-THREE_SHORT_ROUNDS = {**TINY, "train_examples": 60, "rounds": 3, "batch_size": 8, "backbone": "cnn-small"}
+THREE_SHORT_ROUNDS = {**SHORT_RUN, "train_examples": 60, "rounds": 3, "batch_size": 8, "backbone": "cnn-small"}
 del THREE_SHORT_ROUNDS["dataset"]  # each method has its own built-in one
 STOPPED_RUNS: dict[str, dict[str, Any]] = {
     "global model": {"method": "fedfm"},

@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 
 import fedcli
 from fedcli.data import datasets
-from tests.networks import accuracy
-from tests.tiny_runs import TINY
+from tests.accuracies import accuracy
+from tests.run_options import SHORT_RUN
 from tests.torture.faults import attempt
 
 NETWORK_TEMPLATE = """
@@ -83,7 +83,7 @@ def swap_buffers(number: int) -> str | None:
         folder = Path(parent, "run")
         file = Path(parent, "net.py")
         file.write_text(network_of(parts))
-        options = {**TINY, "rounds": 1, "backbone": f"{file}:Net", "clients_per_chunk": draw.choice(("1", "2"))}
+        options = {**SHORT_RUN, "rounds": 1, "backbone": f"{file}:Net", "clients_per_chunk": draw.choice(("1", "2"))}
         run, fault = attempt(lambda: fedcli.run("fedavg", out=folder, **options), str(parts))
         if fault is not None:
             return fault
