@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -53,7 +53,10 @@ TINY = Scope(
 app = typer.Typer(help="Measures in minutes what has not been measured on a GPU.")
 Out = Annotated[Path, typer.Option(help="Folder for what is measured, and for what the next machine goes on from.")]
 Minutes = Annotated[float, typer.Option(help="In which all of it ends.")]
-Precision = Annotated[str, typer.Option(help="Of FedFM and of the listed kernels.")]
+# The choices are those of `fedcli run`, whose package this program does without.
+Precision = Annotated[
+    Literal["float32", "float64", "tf32", "bf16"], typer.Option(help="Of FedFM and of the listed kernels.")
+]
 Tiny = Annotated[bool, typer.Option("--tiny", help="Try it on a CPU.")]
 
 
@@ -72,8 +75,13 @@ def check_and_bench(out: Out, minutes: Minutes = 9, precision: Precision = "floa
 @app.command()
 def profile_and_compare(
     out: Out,
-    earlier_archive: Annotated[Path, typer.Option("--from", help="Folder of an earlier session.")],
-    before: Annotated[Path | None, typer.Option(help="Folder of another commit, to bench beside this one.")] = None,
+    earlier_archive: Annotated[
+        Path, typer.Option("--from", help="Folder of an earlier session.", exists=True, file_okay=False)
+    ],
+    before: Annotated[
+        Path | None,
+        typer.Option(help="Folder of another commit, to bench beside this one.", exists=True, file_okay=False),
+    ] = None,
     probe: Annotated[str, typer.Option(help="A script of kernels that takes --budget SECONDS, with options.")] = "",
     minutes: Minutes = 9,
     precision: Precision = "float32",
