@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from fedcli import registry
 from fedcli.core.client_states import STATES
@@ -19,7 +20,7 @@ from fedcli.results import durations, plans
 from fedcli.run_files import CHECKPOINT, RECORD, SELECTED
 from fedcli.runs.machine import environment
 from fedcli.runs.record import read_record
-from fedcli.runs.signals import set_time_limit
+from fedcli.runs.signals import Interrupted, set_time_limit
 from tests.scripts import load_script
 
 pytestmark = pytest.mark.long(worker=1)
@@ -241,6 +242,21 @@ def test_features_are_measured_without_an_alarm_and_within_what_is_left_for_them
     assert evidence.deadline.seconds_to_measure() is None
 
 
+def test_features_are_measured_after_runs_that_were_late_but_not_after_an_interruption(evidence, monkeypatch, capsys):
+    monkeypatch.setattr(evidence.open_runs, "CELLS_TO_RUN", [])
+    measured = []
+    monkeypatch.setattr(evidence, "measure_features", measured.append)
+    for number, num_measured in ((signal.SIGTERM, 0), (signal.SIGALRM, 1)):
+
+        def interrupt(plan, display, jobs, number=number):
+            raise Interrupted("interrupted", 128 + number)
+
+        monkeypatch.setattr(evidence, "run_in_time", interrupt)
+        evidence.main(tiny=True)
+        assert len(measured) == num_measured
+        assert capsys.readouterr().out.startswith("interrupted\n")
+
+
 def test_a_measurement_that_takes_too_long_is_ended(evidence, monkeypatch, capsys):
     def run(command, check, timeout):
         raise subprocess.TimeoutExpired(command, timeout)
@@ -446,6 +462,20 @@ def test_the_second_minutes_bench_both_commits_and_go_on(minutes, tmp_path, monk
     words, _, _ = programs.given[-1]
     assert words.startswith("results/evidence/run_open_claims.py --time=340 ")
     assert words.endswith(" --from=first")
+
+
+def test_a_folder_or_a_precision_that_is_none_is_refused_before_anything_runs(minutes, monkeypatch):
+    programs = Programs(seconds=1)
+    use(programs, minutes, monkeypatch)
+    Path("first").mkdir()
+    commands = (
+        "check-and-bench --out=out --precision=float31",
+        "profile-and-compare --out=out --from=firs",
+        "profile-and-compare --out=out --from=first --before=befor",
+    )
+    for command in commands:
+        assert CliRunner().invoke(minutes.app, command.split()).exit_code == 2
+    assert programs.given == []
 
 
 def test_no_minutes_start_nothing(minutes, monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedcli.cli.options import parse_seconds
-from fedcli.runs.signals import ENDING_SIGNALS, interrupt_on_signals, set_time_limit, time_left
+from fedcli.runs.signals import ENDING_SIGNALS, Interrupted, interrupt_on_signals, set_time_limit, time_left
 
 OVERTIME_SECONDS = 15  # after which a round that did not end in time is interrupted
 MEASURING_SECONDS = 20  # for last checkpoints and `fedcli quality`
@@ -37,7 +37,8 @@ def seconds_to_measure() -> float | None:
 def late_runs_interrupted() -> Iterator[None]:
     """Interrupts the runs in its block that go on for `OVERTIME_SECONDS` after their time is over.
 
-    An alarm does it as SIGTERM would, which interrupts them at any time.
+    An alarm does it as SIGTERM would, which interrupts them at any time. It ends the block alone, since time is kept
+    for what comes after; SIGTERM and Control-C go on to the caller.
     """
     interrupt_on_signals((*ENDING_SIGNALS, signal.SIGALRM))
     if time_left() < math.inf:
@@ -45,5 +46,9 @@ def late_runs_interrupted() -> Iterator[None]:
         signal.alarm(math.ceil(seconds))
     try:
         yield
+    except Interrupted as interruption:
+        if interruption.code != 128 + signal.SIGALRM:
+            raise
+        print(interruption)
     finally:
         signal.alarm(0)

@@ -87,12 +87,14 @@ class OpenRun(PlannedRun):
 
 
 def plan_open_runs(precision: str) -> list[OpenRun]:
-    """Returns the runs of `CELLS_TO_RUN` in a precision that have no committed record, each once."""
+    """Returns the runs of `CELLS_TO_RUN` in a precision, each once.
+
+    Those with the options of their table are left out if they have a committed record; for others none is looked up.
+    """
     changes = changes_for_precision(precision)
     runs: dict[Path, OpenRun] = {}
     for cells in CELLS_TO_RUN:
         for run in plan_cells(cells):
-            # Committed records are of the table's own options.
             if run.needs_running or changes or cells.options:
                 open_run = make_open_run(run, cells, changes, RUNS / precision)
                 runs.setdefault(open_run.folder, open_run)
