@@ -16,7 +16,7 @@ import torch
 
 from fedcli import registry
 from fedcli.bench import joint_step, lower_bounds, plain_loop, random_images, speed, workloads
-from fedcli.bench.cells import timing_cells
+from fedcli.bench.cells import format_timing
 from fedcli.bench.csv_file import append_csv
 from fedcli.bench.speed import Timing
 from fedcli.data import imports
@@ -106,15 +106,15 @@ def fake_seconds(monkeypatch, engine, plain=()):
         state, entry = one_round(setup, fed, state, cohort)
         return state, {"seconds": entry["seconds"] | next(engine_seconds)}
 
-    def seconds_of(work, device):
+    def measure_seconds(work, device):
         (client_ids,) = work.args
         rounds_run.append(RoundRun(tuple(client_ids), flushes_denormals()))
         work()
         return next(plain_seconds)
 
     monkeypatch.setattr(speed, "one_round", engine_round)
-    monkeypatch.setattr(speed, "seconds_of", seconds_of)
-    monkeypatch.setattr(lower_bounds, "peak_rates", lambda engine, dtype: lower_bounds.PeakRates(1e6, 1e3))
+    monkeypatch.setattr(speed, "measure_seconds", measure_seconds)
+    monkeypatch.setattr(lower_bounds, "measure_peak_rates", lambda engine, dtype: lower_bounds.PeakRates(1e6, 1e3))
     return rounds_run
 
 
@@ -186,7 +186,7 @@ def run_both_sides(chunk):
     plain.model.register_forward_hook(watch)
     cohort = fed.cohort(0)
     one_round(setup, fed, laws.initial_state(setup, fed), cohort)
-    plain.round(cohort.client_ids)
+    plain.run_round(cohort.client_ids)
 
     tensors, _ = fed.engine.gather(np.concatenate([fed.training[client] for client in cohort.client_ids]))
     images = [image.contiguous().numpy().tobytes() for image in tensors]
@@ -220,7 +220,7 @@ def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_
         plain.state[name].copy_(value)
     for number in range(2):
         state, _ = one_round(setup, fed, state, fed.cohort(number))
-        plain.round(fed.cohort(number).client_ids)
+        plain.run_round(fed.cohort(number).client_ids)
     for name, value in zip(names, [*state.params.values(), *state.buffers.values()], strict=True):
         torch.testing.assert_close(plain.state[name], value, rtol=1e-7, atol=1e-9)
 
@@ -266,12 +266,12 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
     conv2 = 2 * 8 * 8 * 64 * 32 * 25
     linear = 2 * 1024 * 512 + 2 * 512 * 10
     *_, plain = sides(TINY_CNN)
-    assert plain.flops_per_example() == 2 * conv1 + 3 * (conv2 + linear)
+    assert plain.count_flops_per_example() == 2 * conv1 + 3 * (conv2 + linear)
 
     *_, plain = sides(TINY_RESNET)
-    live = plain.flops_per_example()
+    live = plain.count_flops_per_example()
     monkeypatch.setattr(plain_loop, "use_live_taps", lambda *arguments: False)
-    assert plain.flops_per_example() - live == 3 * 2 * 6_946_816  # one place in the image for each dead weight
+    assert plain.count_flops_per_example() - live == 3 * 2 * 6_946_816  # one place in the image for each dead weight
 
 
 def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
@@ -283,25 +283,25 @@ def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_t
     def work():
         threads_of_calls.add(torch.get_num_threads())
 
-    def seconds_of(work, device):
+    def measure_seconds(work, device):
         work()
         if not hasattr(times, "of_tries"):
             times.of_tries = itertools.cycle([0.5, 0.004, 0.25])
         return next(times.of_tries)
 
-    monkeypatch.setattr(lower_bounds, "seconds_of", seconds_of)
-    assert lower_bounds.times_per_second(work, fed.engine) == 2 * 250
+    monkeypatch.setattr(lower_bounds, "measure_seconds", measure_seconds)
+    assert lower_bounds.measure_rate(work, fed.engine) == 2 * 250
     assert threads_of_calls == {1}
 
     products_per_second = 4
     copies_per_second = 5
 
-    def times_per_second(work, engine):
+    def measure_rate(work, engine):
         is_product = len(work.args) == 2
         return products_per_second if is_product else copies_per_second
 
-    monkeypatch.setattr(lower_bounds, "times_per_second", times_per_second)
-    rates = lower_bounds.peak_rates(fed.engine, torch.float64)
+    monkeypatch.setattr(lower_bounds, "measure_rate", measure_rate)
+    rates = lower_bounds.measure_peak_rates(fed.engine, torch.float64)
     assert rates == (2 * 32**3 * products_per_second, 2 * 2**12 * copies_per_second)
 
 
@@ -360,11 +360,11 @@ def test_the_lower_bound_is_that_of_arithmetic_or_of_memory(three_rounds):
     result = three_rounds.timing.as_dict()
     assert result["bound_seconds"] == max(result["arithmetic_bound_seconds"], result["memory_bound_seconds"])
     assert result["bound_share"] == result["bound_seconds"] / 20.0
-    assert result["arithmetic_bound_seconds"] == pytest.approx(80 * plain.flops_per_example() / 1e6)
+    assert result["arithmetic_bound_seconds"] == pytest.approx(80 * plain.count_flops_per_example() / 1e6)
 
 
 def test_a_timed_side_is_shown_with_its_spread_and_a_bound_that_is_too_high(three_rounds):
-    cells = timing_cells(three_rounds.timing)
+    cells = format_timing(three_rounds.timing)
     shown = {"Round": "20 (10-40)", "Plain": "30", "Ratio": "2x", "Test": "0.25"}
     assert cells.items() >= shown.items()
     assert "failed: too high" in cells["Bound"]  # at these rates
@@ -388,7 +388,7 @@ def test_every_precision_is_measured_the_plain_side_by_default_operations(precis
 
     plain.model.register_forward_hook(watch)
     with deterministic(True):  # as in a run on CUDA
-        plain.round([0])
+        plain.run_round([0])
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     assert seen == {(dtype, False)}
 
@@ -420,7 +420,7 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
     assert result["samples_per_second"] == pytest.approx(np.mean(samples_of_rounds[1:]) / 4)
     assert "bound_seconds" not in result
 
-    row = timing_cells(timing)
+    row = format_timing(timing)
     assert row["Method"] == method
     assert row["Workload"] == setup.protocol.name
     assert row["Whole run"] == "170"
@@ -436,7 +436,7 @@ def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
     row = step.as_dict()
     *_, plain = sides(TINY_CNN)
     clients, batch_size = 2, 8
-    assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * plain.flops_per_example())
+    assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * plain.count_flops_per_example())
     values = 2 * 582_026
     nbytes = step.counts.bytes
     assert nbytes["_fused_sgd_"] == 5 * 4 * values  # parameters and momentum read and written, gradients read

@@ -33,7 +33,7 @@ def test_the_workloads_have_these_sizes_and_one_network_on_both_sides():
     for options in workloads.WORKLOADS.values():
         image = SHAPES[options["dataset"]]
         built = backbones.build(options["backbone"], image.channels, image.size, 10, 0)
-        plain = plain_loop.plain_network(options["backbone"], image.channels, image.size)
+        plain = plain_loop.build_plain_network(options["backbone"], image.channels, image.size)
         shapes = [value.shape for value in plain.parameters()]
         assert [value.shape for value in built.parameters()] == shapes
         parameters = sum(shape.numel() for shape in shapes)

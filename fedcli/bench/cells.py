@@ -6,32 +6,32 @@ from fedcli.bench.joint_step import StepCount
 from fedcli.bench.speed import Timing
 
 
-def timing_cells(timing: Timing) -> dict[str, str]:
+def format_timing(timing: Timing) -> dict[str, str]:
     """Returns the cells of what was timed, in seconds; what was not measured is left out."""
     least, largest = timing.seconds_spread
     row = {
         "Workload": timing.workload,
         "Method": timing.method,
         "Engine": timing.way,
-        "Round": f"{short(timing.seconds_per_round)} ({short(least)}-{short(largest)})",
+        "Round": f"{format_number(timing.seconds_per_round)} ({format_number(least)}-{format_number(largest)})",
     }
     comparison = timing.comparison
     if comparison is not None:
         share = f"{comparison.bound_share:.0%}"
         if comparison.bound_share > 1:
             share = "failed: too high"
-        row["Plain"] = short(comparison.plain_seconds_per_round)
-        row["Ratio"] = f"{short(comparison.ratio)}x"
-        row["Bound"] = f"{short(comparison.bounds.bound_seconds)} ({share})"
-    row["Test"] = short(timing.evaluation_seconds)
+        row["Plain"] = format_number(comparison.plain_seconds_per_round)
+        row["Ratio"] = f"{format_number(comparison.ratio)}x"
+        row["Bound"] = f"{format_number(comparison.bounds.bound_seconds)} ({share})"
+    row["Test"] = format_number(timing.evaluation_seconds)
     if timing.whole_seconds is not None:
-        row["Whole run"] = short(timing.whole_seconds)
-    row["MiB"] = short(timing.peak_bytes / 2**20)
+        row["Whole run"] = format_number(timing.whole_seconds)
+    row["MiB"] = format_number(timing.peak_bytes / 2**20)
     row["Images"] = timing.images
     return row
 
 
-def machine_text(timing: Timing) -> str:
+def format_machine(timing: Timing) -> str:
     """Returns the line below the table: the machine, and what the titles mean."""
     return (
         f"{timing.device} ({timing.hardware}), threads: {timing.threads}, torch {torch.__version__}, "
@@ -40,7 +40,7 @@ def machine_text(timing: Timing) -> str:
     )
 
 
-def count_cells(step: StepCount) -> dict[str, str]:
+def format_count(step: StepCount) -> dict[str, str]:
     """Returns the cells of a counted step."""
     counts = step.counts
     return {
@@ -53,6 +53,6 @@ def count_cells(step: StepCount) -> dict[str, str]:
     }
 
 
-def short(number: float) -> str:
+def format_number(number: float) -> str:
     """Formats a number with three digits or, from 100 on, without a fraction."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

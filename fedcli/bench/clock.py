@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 
-def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
-    """Returns the time of some work, until the device has done it."""
+def measure_seconds(work: Callable[[], Any], device: torch.device) -> float:
+    """Measures the seconds of some work, until the device has done it."""
     synchronize = torch.get_device_module(device).synchronize
     synchronize(device)
     start = time.perf_counter()

@@ -91,7 +91,7 @@ def _count_kernels(operation: Any, args: tuple) -> int:
     return 1
 
 
-def _nbytes(tensor: Tensor) -> int:
+def _count_stored_bytes(tensor: Tensor) -> int:
     """Returns the bytes behind a tensor; of one that repeats values those that there are."""
     repeats_values = 0 in tensor.stride()
     return tensor.untyped_storage().nbytes() if repeats_values else tensor.nbytes
@@ -100,16 +100,16 @@ def _nbytes(tensor: Tensor) -> int:
 def _count_bytes(operation: Any, arguments: Any, results: Any) -> int:
     written = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
     if operation in INDEXING:
-        return 2 * sum(map(_nbytes, written))
+        return 2 * sum(map(_count_stored_bytes, written))
     read = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
     if operation is aten.constant_pad_nd:  # what is copied is written twice
         written = [*written, *read]
-    return sum(map(_nbytes, [*read, *written]))
+    return sum(map(_count_stored_bytes, [*read, *written]))
 
 
 def _count_fused_bytes(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor]) -> int:
     """Returns the bytes of a step of SGD: parameters and momenta are read and written, gradients are read."""
-    return sum(map(_nbytes, grads)) + 2 * sum(map(_nbytes, [*params, *momenta]))
+    return sum(map(_count_stored_bytes, grads)) + 2 * sum(map(_count_stored_bytes, [*params, *momenta]))
 
 
 def count_list_kernels(tensors: list[Tensor]) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedcli.bench.clock import seconds_of
+from fedcli.bench.clock import measure_seconds
 from fedcli.core.engine import Engine
 from fedcli.core.federation import Federation
 
@@ -30,30 +30,30 @@ class PeakRates(NamedTuple):
     bytes: float
 
 
-def peak_rates(engine: Engine, dtype: torch.dtype) -> PeakRates:
+def measure_peak_rates(engine: Engine, dtype: torch.dtype) -> PeakRates:
     """Measures the rates in a product of square matrices and in a large copy."""
     device = engine.images.device
     side = MATMUL_SIDE[device.type]
     left, right = torch.randn(2, side, side, device=device).to(dtype)
-    products = times_per_second(partial(torch.matmul, left, right), engine)
+    products = measure_rate(partial(torch.matmul, left, right), engine)
     source = torch.zeros(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    copies = times_per_second(partial(target.copy_, source), engine)
+    copies = measure_rate(partial(target.copy_, source), engine)
     return PeakRates(flops=2 * side**3 * products, bytes=2 * COPY_BYTES * copies)
 
 
-def times_per_second(work: Callable[[], Any], engine: Engine) -> float:
+def measure_rate(work: Callable[[], Any], engine: Engine) -> float:
     """Returns how many times a second some work is done at best, on a CPU by all threads or processes, each alone."""
     device = engine.images.device
     threads = torch.get_num_threads() if device.type == "cpu" else 1
     processes = engine.runner.processes
 
-    def rate_of_one(number: int) -> float:
-        return 1 / min(seconds_of(work, device) for _ in range(TRIES))
+    def measure_rate_alone(number: int) -> float:
+        return 1 / min(measure_seconds(work, device) for _ in range(TRIES))
 
     if processes.count > 1:  # at once, and not as soon as it has shown that this is faster
-        return sum(processes.map_with_forks(rate_of_one, range(processes.count), count=processes.count))
-    return sum(engine.runner.map("measure peak rates", rate_of_one, range(threads)))
+        return sum(processes.map_with_forks(measure_rate_alone, range(processes.count), count=processes.count))
+    return sum(engine.runner.map("measure peak rates", measure_rate_alone, range(threads)))
 
 
 class LowerBounds(NamedTuple):
@@ -68,7 +68,7 @@ class LowerBounds(NamedTuple):
         return max(self.arithmetic_seconds, self.memory_seconds)
 
 
-def lower_bounds(fed: Federation, flops_per_example: float) -> LowerBounds:
+def measure_lower_bounds(fed: Federation, flops_per_example: float) -> LowerBounds:
     """Measures this machine's peak rates; returns what they allow for a round of a workload.
 
     Args:
@@ -76,7 +76,7 @@ def lower_bounds(fed: Federation, flops_per_example: float) -> LowerBounds:
         flops_per_example: The floating-point operations of a training step of the plain loop, over its examples.
     """
     dtype = torch.bfloat16 if fed.config.precision == "bf16" else fed.dtype
-    rates = peak_rates(fed.engine, dtype)
+    rates = measure_peak_rates(fed.engine, dtype)
     examples_of_client = len(fed.training[0])
     passes = fed.config.cohort_size * fed.local_epochs  # over a client's examples, of all clients together
     flops = passes * examples_of_client * flops_per_example

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedcli.bench.small_network import pooled_side, small
+from fedcli.bench.small_network import compute_pooled_side, small
 from fedcli.bench.workloads import SGD, SMALL_NETWORK
 from fedcli.core.federation import Federation
 from fedcli.core.layers import use_live_taps
@@ -23,17 +23,17 @@ from fedcli.runs.machine import deterministic
 from fedcli.vision import torchvision
 
 
-def plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
+def build_plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
     """Returns the network of a workload as PyTorch's users write it, without anything of the project's."""
     if backbone == SMALL_NETWORK:
         return small(channels, image_size, num_classes=10)
     if backbone == "cnn-mcmahan":
-        return _cnn_mcmahan(channels, image_size)
+        return _build_cnn_mcmahan(channels, image_size)
     return getattr(torchvision().models, backbone)(num_classes=10)
 
 
-def _cnn_mcmahan(channels: int, image_size: int) -> nn.Module:
-    side = pooled_side(pooled_side(image_size))
+def _build_cnn_mcmahan(channels: int, image_size: int) -> nn.Module:
+    side = compute_pooled_side(compute_pooled_side(image_size))
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -55,7 +55,7 @@ class PlainRounds:
         self._device = fed.device
         torch.manual_seed(self._config.seed)
         draws = torch.Generator().manual_seed(self._config.seed)
-        network = plain_network(self._config.backbone, dataset.channels, dataset.image_size)
+        network = build_plain_network(self._config.backbone, dataset.channels, dataset.image_size)
         self.model = network.to(fed.device, fed.dtype)
         self.state = copy.deepcopy(self.model.state_dict())
         self._loaders = []
@@ -64,7 +64,7 @@ class PlainRounds:
             self._loaders.append(DataLoader(images, self._config.batch_size, shuffle=True, generator=draws))
 
     @deterministic(False)
-    def round(self, client_ids: Iterable[int]) -> None:
+    def run_round(self, client_ids: Iterable[int]) -> None:
         """Trains these clients; the new model is their plain mean, since all hold equally many images."""
         states = []
         for client in client_ids:
@@ -80,7 +80,7 @@ class PlainRounds:
             total = sum(state[name] for state in states)
             self.state[name] = total / len(states)
 
-    def flops_per_example(self) -> float:
+    def count_flops_per_example(self) -> float:
         """Returns the floating-point operations of a training step, forward and backward, over its examples.
 
         Taps that meet padding only are left out, see `fedcli.core.layers.LiveConv2d`.

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fedcli.bench.clock import seconds_of
-from fedcli.bench.lower_bounds import LowerBounds, lower_bounds
+from fedcli.bench.clock import measure_seconds
+from fedcli.bench.lower_bounds import LowerBounds, measure_lower_bounds
 from fedcli.bench.plain_loop import PlainRounds
 from fedcli.bench.workloads import with_random_images
 from fedcli.core.batches import count_batches
@@ -186,7 +186,7 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
         comparison = None
         if sides.plain is not None:
             report("peak rates")
-            comparison = _compare(times, lower_bounds(fed, sides.plain.flops_per_example()))
+            comparison = _compare(times, measure_lower_bounds(fed, sides.plain.count_flops_per_example()))
         way = fed.engine.mode
         hardware = environment(setup.device)["hardware"]
 
@@ -206,7 +206,7 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
         threads=hardware["threads"],
         way=way,
         seconds_per_round=seconds_per_round,
-        seconds_spread=_spread(times.rounds),
+        seconds_spread=_find_spread(times.rounds),
         examples_per_second=examples / repeats / seconds_per_round,
         peak_bytes=sides.peak_bytes,
         evaluation_seconds=times.engine["evaluate"].median(),
@@ -252,7 +252,7 @@ def _warm_up_sides(setup: Setup, prepared: Prepared, round_number: int, with_pla
     plain = None
     if with_plain:
         plain = PlainRounds(fed, prepared.dataset)
-        plain.round(fed.cohort(round_number).client_ids)
+        plain.run_round(fed.cohort(round_number).client_ids)
     return _Sides(setup, fed, state, plain, peak_bytes)
 
 
@@ -301,8 +301,8 @@ def _time_rounds(sides: _Sides, numbers: range, report: Callable[[str], None]) -
         state, entry = one_round(sides.setup, sides.fed, state, cohort)
         engine_seconds.append(entry["seconds"])
         if sides.plain is not None:
-            plain_round = partial(sides.plain.round, cohort.client_ids)
-            plain_seconds.append(seconds_of(plain_round, sides.setup.device))
+            plain_round = partial(sides.plain.run_round, cohort.client_ids)
+            plain_seconds.append(measure_seconds(plain_round, sides.setup.device))
     return _Times(pd.DataFrame(engine_seconds), pd.Series(plain_seconds, dtype=float))
 
 
@@ -310,12 +310,12 @@ def _compare(times: _Times, bounds: LowerBounds) -> Comparison:
     """Compares the plain loop and the lower bounds of a round with the engine."""
     return Comparison(
         plain_seconds_per_round=times.plain.median(),
-        plain_spread=_spread(times.plain),
+        plain_spread=_find_spread(times.plain),
         ratio=(times.plain / times.rounds).median(),
         bounds=bounds,
         bound_share=bounds.bound_seconds / times.rounds.median(),
     )
 
 
-def _spread(seconds: pd.Series) -> Spread:
+def _find_spread(seconds: pd.Series) -> Spread:
     return Spread(least=float(seconds.min()), largest=float(seconds.max()))

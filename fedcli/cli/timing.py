@@ -118,20 +118,20 @@ def _time_cases(cases: Sequence[BenchCase], repeats: int, as_json: bool, csv: Pa
 
 def _print_timings(timings: "Sequence[Timing]") -> None:
     """Print what was timed, a row a case, and the machine."""
-    from fedcli.bench.cells import machine_text, timing_cells
+    from fedcli.bench.cells import format_machine, format_timing
 
-    by_title = [timing_cells(timing) for timing in timings]
+    by_title = [format_timing(timing) for timing in timings]
     titles = list(dict.fromkeys(title for row in by_title for title in row))
     rows = []
     for row in by_title:
         rows.append([row.get(title, "") for title in titles])
     print_table(titles, rows)
-    typer.echo(machine_text(timings[-1]))
+    typer.echo(format_machine(timings[-1]))
 
 
 def _count_steps(names: Sequence[str], precision: str, as_json: bool) -> None:
     """Count a joint step of each workload in each way; print each as JSON or all in a table."""
-    from fedcli.bench.cells import count_cells
+    from fedcli.bench.cells import format_count
     from fedcli.bench.joint_step import count_step
     from fedcli.bench.workloads import NAMES, find_workload
     from fedcli.core.stacked import WAYS
@@ -143,7 +143,7 @@ def _count_steps(names: Sequence[str], precision: str, as_json: bool) -> None:
     for name in names:
         for way in WAYS:
             step = count_step(name, find_workload(name), way, precision)
-            rows.append(count_cells(step))
+            rows.append(format_count(step))
             if as_json:
                 typer.echo(dumps(step.as_dict()))
     if as_json:
