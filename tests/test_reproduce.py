@@ -280,7 +280,7 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
     assert seeds_with_a_record() == [2021, 2022, 2023]
 
     (folder,) = frame.find_shipped_folders()
-    stopped = [run._replace(outcome="unfinished") for run in frame.read_runs([folder]) if run.method == "fedfa"]
+    stopped = [replace(run, outcome="unfinished") for run in frame.read_runs([folder]) if run.method == "fedfa"]
     monkeypatch.setattr(plans, "read_runs", lambda folders: stopped)
     assert seeds_with_a_record() == []
 
