@@ -1,6 +1,7 @@
 """FedCME: matching against its definition, a whole round against a plain loop, equations by hand."""
 
 import copy
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -145,8 +146,16 @@ def test_a_fifth_of_the_examples_is_evaluated(size, drawn):
 PARTS = (7, 5, 9, 4)
 
 
+class AfterRound(NamedTuple):
+    """What a round of a plain loop comes to."""
+
+    params: dict[str, torch.Tensor]
+    global_features: torch.Tensor  # [C, D]
+    evaluation: torch.Tensor  # [clients, C]
+
+
 def plain_round(fed, state, cohort, counterpart, options):
-    """One round as a plain loop over modules and torch.optim; returns the parts of the next state."""
+    """One round as a plain loop over modules and torch.optim."""
     config = fed.config
     classes = range(fed.num_classes)
     modules = modules_of(fed, dict.fromkeys(cohort.client_ids, (state.params, {})))
@@ -200,7 +209,7 @@ def plain_round(fed, state, cohort, counterpart, options):
         for c in classes:
             of_class = right[y == c]
             evaluation[client, c] = of_class.double().mean() if len(of_class) else 0.0
-    return params, global_features, evaluation
+    return AfterRound(params, global_features, evaluation)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +236,10 @@ def test_a_round_against_a_plain_loop(epochs, options, momentum):
         after, terms = laws.method_round(setup, fed, state, cohort)
 
         counterpart = match_of_form(state.evaluation[client_ids])
-        params, global_features, evaluation = plain_round(fed, state, cohort, counterpart, setup.method_config)
-        laws.assert_agree((after.params, after.global_features), (params, global_features), f"round {round}")
-        assert torch.equal(after.evaluation, evaluation)
+        expected = plain_round(fed, state, cohort, counterpart, setup.method_config)
+        received = (after.params, after.global_features)
+        laws.assert_agree(received, (expected.params, expected.global_features), f"round {round}")
+        assert torch.equal(after.evaluation, expected.evaluation)
         assert all(values.shape == (len(client_ids),) for values in terms.values())
         state = after
     assert state.has_class.all()

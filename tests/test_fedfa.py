@@ -1,5 +1,7 @@
 """FedFA: the equations against plain loops, local training against plain torch, and how protocols divide."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from fedcli.core.draws import generator
 from fedcli.core.trees import select
 from fedcli.papers import fedfa
 from tests import laws
-from tests.plain_loops import minibatches, modules_of, sgd_of
+from tests.plain_loops import minibatches, modules_of, params_of, sgd_of
 from tests.tensors import randn
 
 C, D = 5, 4
@@ -57,8 +59,15 @@ def test_anchors_are_averaged_with_those_of_clients_that_lack_the_class_or_witho
     assert fedfa.aggregate_present(local, weights, has_class, previous).tolist() == [[2.5], [10.0], [7.0]]
 
 
-def plain_client(fed, options, state, cohort, k):
-    """Client k's round with plain modules and torch.optim: its parameters and anchors."""
+class TrainedClient(NamedTuple):
+    """What a client sends after a round."""
+
+    params: dict[str, torch.Tensor]
+    anchors: torch.Tensor  # [C, D]
+
+
+def train_client(fed, options, state, cohort, k):
+    """Client k after a round with plain modules and torch.optim."""
     received = state.anchors
     classes = torch.arange(len(received))
     (module,) = modules_of(fed, {k: (state.params, state.buffers)})
@@ -95,11 +104,11 @@ def plain_client(fed, options, state, cohort, k):
                 mean = gathered[c] / plan.num_batches[0, k]
                 anchors[c] = options.anchor_decay * anchors[c] + (1 - options.anchor_decay) * mean
             gathered = torch.zeros_like(received)
-    return {name: value.detach() for name, value in module.named_parameters()}, anchors
+    return TrainedClient(params_of(module), anchors)
 
 
-def trained_clients(setup, fed, state):
-    """Parameters and anchors of the clients after round 0, stacked, as they send them."""
+def send_after_a_round(setup, fed, state):
+    """What the clients send after round 0, stacked."""
     sent = {}
 
     def upload(stacked):
@@ -113,7 +122,7 @@ def trained_clients(setup, fed, state):
     fed.upload = upload
     fed.upload_model = upload_model
     laws.method_round(setup, fed, state, fed.cohort(0))
-    return sent["params"], sent["anchors"]
+    return TrainedClient(**sent)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +139,14 @@ def test_two_epochs_of_every_client_against_a_plain_loop(options):
     options = {"anchor_weight": 0.5, "anchor_decay": 0.3, **options}
     setup, fed = toy.federation("fedfa", options, parts=parts)
     start = laws.initial_state(setup, fed)
-    params, anchors = trained_clients(setup, fed, start)
+    sent = send_after_a_round(setup, fed, start)
     for k in range(4):
-        expected, its_anchors = plain_client(fed, setup.method_config, start, fed.cohort(0), k)
-        laws.assert_agree({name: value[k] for name, value in params.items()}, expected, f"client {k}")
-        laws.assert_agree(anchors[k], its_anchors, f"the anchors of client {k}")
-    assert torch.equal(anchors[0, 2], start.anchors[2])  # a class that it lacks
-    assert torch.equal(anchors[3], start.anchors)  # a client without examples
-    assert not torch.equal(anchors[0, 0], start.anchors[0])
+        expected = train_client(fed, setup.method_config, start, fed.cohort(0), k)
+        laws.assert_agree({name: value[k] for name, value in sent.params.items()}, expected.params, f"client {k}")
+        laws.assert_agree(sent.anchors[k], expected.anchors, f"the anchors of client {k}")
+    assert torch.equal(sent.anchors[0, 2], start.anchors[2])  # a class that it lacks
+    assert torch.equal(sent.anchors[3], start.anchors)  # a client without examples
+    assert not torch.equal(sent.anchors[0, 0], start.anchors[0])
 
 
 def test_a_first_round_of_fedavg_gives_the_anchors():
