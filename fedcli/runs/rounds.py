@@ -75,32 +75,32 @@ def run_rounds(
     run_folder.prepare_folder(folder, fed.store)
     saver = run_folder.saver_of_this_worker(folder, setup, record, state)
     saver.write_record(record)  # also what a resumed run says of its code, before a checkpoint has rounds of it
-    run = RunningRun(setup, fed, record, state, saver, listener)
+    loop = RoundLoop(setup, fed, record, state, saver, listener)
     try:
-        run.show_start(folder)
-        while run.num_complete < num_rounds:
-            run.do_next_round()
-            if run.num_complete == until:
+        loop.show_start(folder)
+        while loop.num_complete < num_rounds:
+            loop.do_next_round()
+            if loop.num_complete == until:
                 break
-            if run.num_complete < num_rounds and run.is_late():
+            if loop.num_complete < num_rounds and loop.is_late():
                 raise OutOfTime
-        if run.num_complete < num_rounds:
-            run.interrupt()
+        if loop.num_complete < num_rounds:
+            loop.interrupt()
         else:
-            run.finish()
+            loop.finish()
     except FolderLost as error:
         record |= {"status": "failed", "error": str(error)}
-        run.stop_saving()
+        loop.stop_saving()
         raise
     except KeyboardInterrupt:
-        run.interrupt()
+        loop.interrupt()
         raise
     except Exception as error:
         record |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         raise
     finally:
-        run.write_end()
-    return run.state
+        loop.write_end()
+    return loop.state
 
 
 def _record_start(record: Record, setup: Setup, fed: Federation) -> None:
@@ -112,8 +112,8 @@ def _record_start(record: Record, setup: Setup, fed: Federation) -> None:
     record.setdefault("load", []).append({"round": len(rounds), "start": load, "end": load})
 
 
-class RunningRun:
-    """A run while its rounds go on.
+class RoundLoop:
+    """The rounds of a run while they go on.
 
     Attributes:
         state: The method's, after the last round.

@@ -223,7 +223,8 @@ def launch(count: int, command: Sequence[str]) -> int:
         rank = (causes or by_time)[0]
         failure = failures[rank]
         code = failure.exitcode
-        if rank == 0 and 0 < code != LOST_EXIT_CODE:
+        has_said_why = code > 0 and code != LOST_EXIT_CODE
+        if rank == 0 and has_said_why:
             return code
         got = f"exit code {code}" if code > 0 else failure.signal_name()
         raise UserError(f"worker {rank} has died (got {got}); find out why, then use 'fedcli resume'.") from error
