@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import typer
@@ -54,7 +54,7 @@ def check(
             outcome = Outcome(method=method.name, number=number, law=law_of_number, findings=findings)
             _say_broken(ctx, outcome)
             outcomes.append(outcome)
-    rows = [row for outcome in outcomes for row in outcome.rows()]
+    rows = list(chain.from_iterable(outcome.rows() for outcome in outcomes))
     print_table(("Checked", "Law", "Compared", "Figure", "Tolerance", ""), rows)
     counts = Counter(outcome.verdict for outcome in outcomes)
     left_out = f"; {counts['left out']} left out, see above" if counts["left out"] else ""
@@ -68,8 +68,7 @@ def _methods_to_check(names: list[str] | None, is_all: bool) -> "list[Method]":
 
     named = [registry.find_method(name) for name in names or registry.methods()]
     if names:
-        variants = [variant for method in named for variant in variants_of(method)]
-        return [*named, *variants]
+        return [*named, *chain.from_iterable(map(variants_of, named))]
     return named if is_all else one_of_each_kind()
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, make_dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, get_args
 
 import typer
@@ -135,7 +136,7 @@ def make_options(named: NamedMethods) -> list[MethodOption]:
     first = named.first
     refuse_reserved_names(first, named.steps)
     panels = option_panels(first, named.steps)
-    names = {name for panel in panels.values() for name in panel}
+    names = set(chain.from_iterable(panels.values()))
     for method in named.others:
         own = fields_of(method.config)
         panels[method.title] = {name: field for name, field in own.items() if name not in names}

@@ -1,6 +1,7 @@
 """The command `bench`."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -121,7 +122,7 @@ def _print_timings(timings: "Sequence[Timing]") -> None:
     from fedcli.bench.cells import format_machine, format_timing
 
     by_title = [format_timing(timing) for timing in timings]
-    titles = list(dict.fromkeys(title for row in by_title for title in row))
+    titles = list(dict.fromkeys(chain.from_iterable(by_title)))
     rows = []
     for row in by_title:
         rows.append([row.get(title, "") for title in titles])

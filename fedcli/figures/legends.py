@@ -1,6 +1,7 @@
 """Where the names of lines stand in a figure: beside, inside or below its panels, or at the ends of the lines."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,7 +86,7 @@ def _explain_below(figure: Figure, symbols: Symbols) -> int:
 
 def _draw_below(figure: Figure, lines_of_panels: list[list[Line2D]]) -> int:
     """Draws the names of all panels' lines below them, in as many columns as fit; returns its lines of text."""
-    line_of_name = {str(line.get_label()): line for lines in lines_of_panels for line in lines}
+    line_of_name = {str(line.get_label()): line for line in chain.from_iterable(lines_of_panels)}
     for num_columns in range(len(line_of_name), 0, -1):
         legend = figure.legend(
             line_of_name.values(), line_of_name, loc="outside lower center", handlelength=3, columnspacing=1,

@@ -1,7 +1,7 @@
 """The figures of curves: learning curves, drift, accuracies by domain and of single clients."""
 
 from collections.abc import Iterable, Sequence
-from itertools import cycle
+from itertools import chain, cycle
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -147,7 +147,8 @@ def _has_points(record: Record, quantities: Sequence[Quantity], x: str) -> bool:
 
 def _draw_panels(panels: list[Panel], title: str, options: FigureOptions) -> LineChart:
     """Draws the figure of panels; a setting looks the same in all of them."""
-    settings = [curve.setting for panel in panels for curve in panel.curves]
+    curves = list(chain.from_iterable(panel.curves for panel in panels))
+    settings = [curve.setting for curve in curves]
     methods = [setting.method for setting in settings]
     options = options.for_names([*methods, *[setting.title for setting in settings]])
     styles = _choose_line_styles(panels, options)
@@ -155,7 +156,7 @@ def _draw_panels(panels: list[Panel], title: str, options: FigureOptions) -> Lin
     figure.set_size_inches(options.size or (options.width, PANEL_HEIGHT * len(panels)))
     ends_of_panels = []
     symbols: Symbols = {}
-    band_words = _describe_bands(curve for panel in panels for curve in panel.curves)
+    band_words = _describe_bands(curves)
     for number, panel in enumerate(panels, 1):
         axes = figure.add_subplot(len(panels), 1, number)
         axes.set(xlabel=panel.x_axis.label, ylabel=panel.y_label, title=_write_heading(panel, options))
@@ -241,7 +242,7 @@ def _choose_line_styles(panels: list[Panel], options: FigureOptions) -> dict[str
 
 def _choose_colours(panels: list[list[SeedGroup]], options: FigureOptions) -> dict[str, str]:
     """Chooses a colour for each setting by its label: the user's by that label or by the method, else ours."""
-    settings = {setting.title: setting for panel in panels for setting in panel}
+    settings = {setting.title: setting for setting in chain.from_iterable(panels)}
     colours = choose_setting_colours(panels, taken={to_hex(colour) for colour in options.colors.values()})
     for label, setting in settings.items():
         colour_of_method = options.colors.get(setting.method, colours[label])

@@ -1,6 +1,7 @@
 """The names and colours of settings in figures, and the words of titles."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 
 import matplotlib
 import numpy as np
@@ -34,7 +35,7 @@ def find_sharers(leaderboards: Sequence[Sequence[SeedGroup]]) -> dict[str, str]:
 
     That is the method where no leaderboard has several settings of a method, and else nobody but the title itself.
     """
-    settings = [setting for leaderboard in leaderboards for setting in leaderboard]
+    settings = list(chain.from_iterable(leaderboards))
     if all(map(_has_one_a_method, leaderboards)):
         return {setting.title: setting.method for setting in settings}
     return {setting.title: setting.title for setting in settings}
