@@ -260,6 +260,12 @@ def test_the_transform_augments_by_the_name_of_its_augmentation(augmentation):
     torch.testing.assert_close(single, expected.float(), rtol=0, atol=1e-5)
 
 
+def test_an_unknown_augmentation_is_no_other_one():
+    for name in ("colour", "crop-flip-turn"):
+        with pytest.raises(ValueError, match=f"unknown augmentation '{name}'"):
+            augment(torch.rand(2, 3, 8, 8), torch.rand(2, 33), name)
+
+
 def test_public_and_private_batches_get_the_draws_of_their_augmentation():
     setup, _ = toy.federation("fedavg")
     public = {"toy": PublicSetting((0.0,), (1.0,), "here", "resized-crop")}

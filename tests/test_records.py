@@ -38,7 +38,7 @@ def test_a_finished_run_is_opened_with_all_it_had(finished_run):
     assert opened.setup.method.name == "fedavg"
     assert opened.setup.config.rounds == 2
     assert toy.distance(opened.state.params, finished_run.state.params) == 0
-    assert [len(part) for part in opened.fed.parts] == opened.record["partition"]["sizes"]
+    assert [len(part) for part in opened.fed.examples] == opened.record["partition"]["sizes"]
 
 
 def test_a_record_that_is_changed_on_disk_is_refused(finished_run, tmp_path):

@@ -2,13 +2,19 @@
 
 The modules in the order in which to read them:
 
-1. `trees`, `clients`, `network`, `objectives`, `optimizers`: tensors in trees, a client, its network as a pure
-   function, and its local step.
-2. `partition`, `parts`, `batches`, `augment`: which images a client has, and the batches of a round.
-3. `population`, `federation`: the clients of a run, and what a method can ask of them.
-4. `engine`, `stacked`, `graphs`, `parallel`, `forks`: how a cohort is trained, by graphs on CUDA and by threads or
-   processes on a CPU.
-5. `client_states`, `evaluation`: what clients keep from round to round, and how models are tested.
+1. `trees`, `batches`, `clients`, `aggregate`, `objectives`, `learning_rates`, `optimizers`: tensors in trees, the
+   batches of a round, a client, its local step, and means over clients.
+2. `image_set`, `draws`, `augment`, `partition` with `partition_rules`, `partition_files`, `numbers_in_flags` and
+   `parts`: images, random draws, and which images a client has.
+3. Networks as pure functions: `network`, `backbones`, `body_and_head`, `user_networks`, `layers`, `keyed_draws`,
+   `joint_layers`.
+4. `population`, `federation`, with `run_options`, `traffic` and `exchanged_models`: the clients of a run, and what a
+   method can ask of them.
+5. What methods share: `own_models`, `class_vectors`, `public_images`, `network_pairs`, `model_parts`.
+6. `engine`, `stacked`, `graphs`, `parallel`, `forks`, `switches`: how a cohort is trained, by graphs on CUDA and by
+   threads or processes on a CPU.
+7. `client_states`, `tree_files`, `evaluation`, `output_cache`, `drift`: what clients keep from round to round, and how
+   models are tested and measured.
 """
 
 from fedcli.core.aggregate import (

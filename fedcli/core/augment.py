@@ -17,6 +17,12 @@ from torch import Tensor
 CROP_PADDING = 4  # pixels
 ROTATION = 15.0  # degrees, each way
 TRIES = 10  # draws of a crop's shape before the whole image is taken
+LEAST_AREA = 0.2  # of a crop, as a share of the image's
+RATIOS = (3 / 4, 4 / 3)  # of a crop's width to its height, from the first to the second
+JITTER_SHARE = 0.8  # how many images change their colours
+JITTER = 0.4  # largest change of brightness, contrast and saturation, as a share
+HUE_TURN = 0.1  # largest turn of the hue, each way, as a share of the colour circle
+GREY_SHARE = 0.2  # how many images turn grey
 
 # What an image's draws decide, and how many there are of each, in their order.
 _CROP_FLIP = {"across": 1, "down": 1, "flip": 1, "turn": 1}
@@ -46,13 +52,15 @@ def augment(images: Tensor, draws: Tensor, augmentation: str) -> Tensor:
     """Augments images `[N, channels, H, W]` by draws `[N, NUM_DRAWS[augmentation]]`."""
     if augmentation == "none":
         return images
-    if augmentation.startswith("crop-flip"):
+    if augmentation in ("crop-flip", "crop-flip-rotate"):
         return crop_flip(images, draws, rotate=augmentation == "crop-flip-rotate")
     if augmentation == "resized-crop":
         return resized_crop(images, draws)
-    num_of_crop = NUM_DRAWS["resized-crop"]
-    cropped = resized_crop(images, draws[:, :num_of_crop])
-    return colour_jitter(cropped, draws[:, num_of_crop:])
+    if augmentation == "resized-crop-colour":
+        num_of_crop = NUM_DRAWS["resized-crop"]
+        cropped = resized_crop(images, draws[:, :num_of_crop])
+        return colour_jitter(cropped, draws[:, num_of_crop:])
+    raise ValueError(f"unknown augmentation '{augmentation}'")
 
 
 def _by_name(draws: Tensor, counts: dict[str, int]) -> dict[str, Tensor]:
@@ -101,9 +109,8 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     height, width = images.shape[2:]
     draw = _by_name(draws, _RESIZED_CROP)
     of_area, of_ratio = draw["shapes"].double().unflatten(1, (TRIES, 2)).unbind(2)  # [N, TRIES] each
-    area = height * width * (0.2 + 0.8 * of_area)
-    low = math.log(3 / 4)
-    high = math.log(4 / 3)
+    area = height * width * (LEAST_AREA + (1 - LEAST_AREA) * of_area)
+    low, high = map(math.log, RATIOS)
     ratio = (low + (high - low) * of_ratio).exp()
     columns = (area * ratio).sqrt().round()
     rows = (area / ratio).sqrt().round()
@@ -151,9 +158,9 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
     colour = images.expand(-1, 3, -1, -1)
     draw = _by_name(draws.double(), _COLOUR)
     order = draw["keys"].argsort(1)  # [N, 4], the number of the change at each place
-    factors = (1 + 0.4 * (2 * draw["strengths"] - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
+    factors = (1 + JITTER * (2 * draw["strengths"] - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
     brightness, contrast, saturation = factors.unbind(1)
-    turns = (0.1 * (2 * draw["hue"] - 1)).to(images.dtype)[..., None]
+    turns = (HUE_TURN * (2 * draw["hue"] - 1)).to(images.dtype)[..., None]
     image = torch.arange(len(images), device=images.device)
     changed = colour
     for place in range(4):
@@ -165,8 +172,8 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
             _turn_hue(changed, turns),
         ]
         changed = torch.stack(candidates)[order[:, place], image]
-    colour = torch.where(draw["jitter"][..., None, None] < 0.8, changed, colour)
-    colour = torch.where(draw["grey"][..., None, None] < 0.2, _grey(colour), colour)
+    colour = torch.where(draw["jitter"][..., None, None] < JITTER_SHARE, changed, colour)
+    colour = torch.where(draw["grey"][..., None, None] < GREY_SHARE, _grey(colour), colour)
     channels = images.shape[1]
     return colour[:, :channels]
 

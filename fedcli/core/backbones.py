@@ -32,17 +32,17 @@ from fedcli.userfiles import find_user_function, names_user_file
 from fedcli.vision import torchvision
 
 
-class Recipe(NamedTuple):
+class BackboneRecipe(NamedTuple):
     """How a network is made."""
 
     make: Callable[[int, int, int], Backbone]  # of channels, image size and number of classes
     min_size: int = 1  # height and width in pixels of the smallest images that it takes
 
 
-def find(name: str) -> Recipe:
+def find(name: str) -> BackboneRecipe:
     """Returns the recipe of a name of `BACKBONES` or of a user's `./file.py:NAME`; refuses an unknown name."""
     if names_user_file(name):
-        return Recipe(partial(network_from_user, find_user_function(name, "backbone")))
+        return BackboneRecipe(partial(network_from_user, find_user_function(name, "backbone")))
     if name not in BACKBONES:
         raise unknown("network", name, BACKBONES, "'fedcli list' shows all.")
     return BACKBONES[name]
@@ -92,7 +92,7 @@ def _has_dead_taps(name: str, function: Callable | None, channels: int, image_si
 def plain_cnn(  # noqa: PLR0913  # a declaration: one keyword for each trait of a network
     min_size: int, kernel: int, padding: int, widths: Sequence[int], pooled: Sequence[int], hidden: Sequence[int],
     stride: int = 1, colour: bool = False, linear_features: bool = False,
-) -> Recipe:  # fmt: skip
+) -> BackboneRecipe:  # fmt: skip
     """Describes a network of convolutions, then fully connected layers, each followed by ReLU.
 
     Convolutions have one kernel size and padding, and `widths` channels; those `pooled`, counted from 0, are followed
@@ -118,7 +118,7 @@ def plain_cnn(  # noqa: PLR0913  # a declaration: one keyword for each trait of 
         body = nn.Sequential(*layers)
         return Backbone(body, hidden[-1], num_classes, colour)
 
-    return Recipe(make, min_size)
+    return BackboneRecipe(make, min_size)
 
 
 class _ResNet(NamedTuple):
@@ -304,7 +304,7 @@ def _vit_tiny(channels: int, image_size: int, num_classes: int) -> Backbone:
     return Backbone(body, 128, num_classes, draws=KeyedDraws())
 
 
-BACKBONES: dict[str, Recipe] = {
+BACKBONES: dict[str, BackboneRecipe] = {
     "cnn-small": plain_cnn(min_size=4, kernel=3, padding=1, widths=(16, 32), pooled=(0, 1), hidden=(64,)),
     "cnn-mcmahan": plain_cnn(min_size=16, kernel=5, padding=0, widths=(32, 64), pooled=(0, 1), hidden=(512,)),
     "cnn-2x32": plain_cnn(min_size=16, kernel=5, padding=0, widths=(32, 32), pooled=(0, 1), hidden=(384, 192)),
@@ -327,12 +327,12 @@ BACKBONES: dict[str, Recipe] = {
         min_size=15, kernel=3, padding=1, widths=(64, 192, 384, 256, 256), pooled=(0, 1, 4), hidden=(4096, 4096),
         stride=2, colour=True,
     ),
-    **{name: Recipe(partial(_resnet, name)) for name in (*_VARIANTS, "resnet18-3x3-gn-projection")},
-    "vit-tiny": Recipe(_vit_tiny, min_size=2),
-    "mobilenet-v2-512": Recipe(partial(_mobilenet_v2_512, dropout=False)),
-    "mobilenet-v2-dropout-512": Recipe(partial(_mobilenet_v2_512, dropout=True)),
-    "googlenet-512": Recipe(_googlenet_512, min_size=15),
-    "googlenet-32": Recipe(_googlenet_32),
-    "mobilenet-v2-32": Recipe(_mobilenet_v2_32),
-    "efficientnet-b0-32": Recipe(_efficientnet_b0_32),
+    **{name: BackboneRecipe(partial(_resnet, name)) for name in (*_VARIANTS, "resnet18-3x3-gn-projection")},
+    "vit-tiny": BackboneRecipe(_vit_tiny, min_size=2),
+    "mobilenet-v2-512": BackboneRecipe(partial(_mobilenet_v2_512, dropout=False)),
+    "mobilenet-v2-dropout-512": BackboneRecipe(partial(_mobilenet_v2_512, dropout=True)),
+    "googlenet-512": BackboneRecipe(_googlenet_512, min_size=15),
+    "googlenet-32": BackboneRecipe(_googlenet_32),
+    "mobilenet-v2-32": BackboneRecipe(_mobilenet_v2_32),
+    "efficientnet-b0-32": BackboneRecipe(_efficientnet_b0_32),
 }  # fmt: skip

@@ -17,6 +17,8 @@ class Backbone(nn.Module):
     Attributes:
         feature_dim: Width D of the features.
         head: The map from features to logits; its parameters are `head.weight` `[C, D]` and `head.bias` `[C]`.
+        draws: From which its layers of dropout and attention draw; None where nothing is drawn.
+        norms: Its layers of batch normalisation, which are told the mask.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Backbone(nn.Module):
         self._colour = colour
         self.draws = draws
         self._guard = guard
-        self._norms = [module for module in body.modules() if isinstance(module, MaskedBatchNorm2d)]
+        self.norms = [module for module in body.modules() if isinstance(module, MaskedBatchNorm2d)]
         number_dropouts(body)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -48,7 +50,7 @@ class Backbone(nn.Module):
 
         `mask` `[B]` is False for padding, which stays out of batch statistics; None where there is none.
         """
-        for layer in self._norms:
+        for layer in self.norms:
             layer.mask = mask
         drawing: AbstractContextManager[Any] = nullcontext()
         if self.draws is not None and (self.training or under_vmap.get()):

@@ -154,7 +154,7 @@ def train_and_gather(
         vectors: `[C, D]`, of whose shape the means of a client are.
         context: Of the local steps; all clients share it.
         make_step: Makes the local step of a network, see `gather_outputs`.
-        cohort: All clients.
+        cohort: The clients of the round.
         fed: The federation.
     """
 

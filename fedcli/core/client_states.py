@@ -63,7 +63,8 @@ class StoredClientStates(StoredStates):
 
     def __init__(self, store: "Store", versions: dict[int, Version]):
         self._store = store
-        self.versions = versions  # in the order in which they were stored
+        self.versions = versions  # in the order in which they were stored; never changed
+        self.nbytes = sum(version.nbytes for version in versions.values())  # of all states
 
     def __len__(self) -> int:
         return len(self.versions)
@@ -102,11 +103,6 @@ class StoredClientStates(StoredStates):
             if nbytes != version.nbytes:
                 raise UserError(f"'{version.file}' holds {nbytes} bytes (was {version.nbytes}); {RESTORE_CHECKPOINT}.")
             yield client, state
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all states."""
-        return sum(version.nbytes for version in self.versions.values())
 
     def rows(self) -> list[tuple[int, str, int, str | None]]:
         """Names the versions as a checkpoint does: client, file without suffix, bytes and SHA-256 of each."""

@@ -60,14 +60,14 @@ class Aux(NamedTuple):
 
 
 class StepValues(NamedTuple):
-    """What local steps tell of themselves."""
+    """The values of a local step's objective, or their means over several steps."""
 
     terms: Terms  # of the method's objective
-    objective: Tensor | None  # the value that was minimised; None where no step told it
+    objective: Tensor | None  # the value that was minimised; None where no step has noted it
 
 
 def separate_objective(terms: Terms) -> StepValues:
-    """Tells the terms of a method from the value of `Aux.with_objective`."""
+    """Separates the terms of a method from the value of `Aux.with_objective`."""
     of_method = {name: values for name, values in terms.items() if name != _OBJECTIVE}
     return StepValues(of_method, terms.get(_OBJECTIVE))
 
@@ -108,8 +108,8 @@ def axes_of(context: Callable[..., Any], **axes: Any) -> Any:
     return context(**axes)
 
 
-def with_dropout_key(update: Update) -> Update:
-    """Makes a step put the batch's key into the buffers that dropout draws from, and take it out again."""
+def make_keyed_update(update: Update) -> Update:
+    """Makes an update that puts the batch's key into the buffers that dropout draws from, and takes it out again."""
 
     def update_with_key(client: Client, batch: Batch, context: Any) -> tuple[Client, Aux]:
         keys = {name: value for name, value in client.buffers.items() if name.endswith(KEY_ENDING)}

@@ -17,22 +17,31 @@ from torch import Tensor
 
 from fedcli.core.augment import Transform
 from fedcli.core.batches import Batch, BatchPlan, BatchRows, is_real
-from fedcli.core.clients import Aux, Client, Step, Terms, with_dropout_key
-from fedcli.core.graphs import MAX_CALLS, MAX_STACKS, GraphCache, Graphs, Recipe, StepGraphs, find_key, is_out_of_memory
+from fedcli.core.clients import Aux, Client, Step, Terms, make_keyed_update
+from fedcli.core.graphs import (
+    MAX_CALLS,
+    MAX_STACKS,
+    GraphCache,
+    GraphRecipe,
+    Graphs,
+    StepGraphs,
+    find_key,
+    is_out_of_memory,
+)
 from fedcli.core.layers import by_places
 from fedcli.core.parallel import ItemRunner
 from fedcli.core.stacked import (
     STACKED,
     Call,
     Stack,
+    ensure_optimizer_state,
+    make_packed_function,
+    make_packed_update,
     make_stack_updates,
     make_template,
     map_over_clients,
     pad_to_power_of_two,
-    with_optimizer_state,
-    with_packed_client,
-    with_packed_first,
-    without_buffers,
+    remove_buffers,
 )
 from fedcli.core.switches import refuse_reading, set_to
 from fedcli.core.trees import Tree, concatenate, fill_missing_terms, num_stacked, select, select_axes, tree_map
@@ -198,9 +207,9 @@ class Engine:
 
     def _train_alone(self, to_train: ChunkToTrain) -> tuple[Client, Terms]:
         """Trains the only client of a chunk; returns it, and the sums of its terms, stacked."""
-        client = tree_map(self.copy, select(with_optimizer_state(to_train.step, to_train.clients), 0))
+        client = tree_map(self.copy, select(ensure_optimizer_state(to_train.step, to_train.clients), 0))
         context = select_axes(to_train.context, to_train.axes, 0)
-        update = with_dropout_key(to_train.step.update_of_own_tensors)
+        update = make_keyed_update(to_train.step.update_of_own_tensors)
         batches = self._iterate_batches(to_train.plan, to_train.chunk.start, to_train.lr)
         total: Terms = {}
         # One client of a round is enough to see whether the objective reads a number: one that takes a step.
@@ -246,7 +255,7 @@ class Engine:
         """Trains the chunk's clients together, batch by batch; returns them, and the sums of their terms."""
         plan = to_train.plan
         chunk = to_train.chunk
-        make_clients = partial(with_optimizer_state, to_train.step, to_train.clients)
+        make_clients = partial(ensure_optimizer_state, to_train.step, to_train.clients)
         rows = self._take_rows(plan, chunk)
         sizes = plan.size[: len(rows.size), chunk]  # [steps, clients]
         if len(sizes) == 0:
@@ -274,7 +283,7 @@ class Engine:
         key = None
         if self.graphs is not None:
             tensors = (clients._replace(optimizer={}), to_train.context, rows)
-            key = find_key(Recipe(step.update, axes, self.way), tensors)
+            key = find_key(GraphRecipe(step.update, axes, self.way), tensors)
         if key is None:
             return self._make_stack(step, clients, axes, is_reused=False)
         if key not in self.stacks:
@@ -283,7 +292,7 @@ class Engine:
 
     def _make_stack(self, step: Step, clients: Client, axes: Tree, is_reused: bool) -> Stack:
         """Makes a stack for such clients and a local step of them."""
-        template = make_template(with_optimizer_state(step, select(clients, slice(0, 1))))
+        template = make_template(ensure_optimizer_state(step, select(clients, slice(0, 1))))
         eager = make_stack_updates(step.update, template, BATCH_AXES, axes, self._map_over_clients)
         captured = make_stack_updates(step.update_of_own_tensors, template, BATCH_AXES, axes, self._map_over_clients)
         return Stack(eager, captured, self.gather, template, self._make_step_graphs(is_reused))
@@ -322,7 +331,7 @@ class Engine:
             arguments = (own_clients, batch, select_axes(context, axes, chunk))
             key = self._find_key_of_call(step.update, axes, arguments)
             if key is None:
-                return self._map_over_clients(with_dropout_key(step.update), all_axes)(*arguments)
+                return self._map_over_clients(make_keyed_update(step.update), all_axes)(*arguments)
             if key not in self.calls:
                 self.calls.add(key, self._make_call_of_step(step, own_clients, all_axes))
             call = self.calls[key]
@@ -352,15 +361,15 @@ class Engine:
     def _make_call_of_step(self, step: Step, clients: Client, axes: tuple) -> Call:
         """Makes a call of a local step of such clients, which gives all that it returns but the clients."""
         template = make_template(clients)
-        eager = with_packed_client(with_dropout_key(step.update), template, without_buffers)
-        captured = with_packed_client(with_dropout_key(step.update_of_own_tensors), template, without_buffers)
+        eager = make_packed_update(make_keyed_update(step.update), template, remove_buffers)
+        captured = make_packed_update(make_keyed_update(step.update_of_own_tensors), template, remove_buffers)
         graphs = self._make_step_graphs(is_reused=False)
         return Call(self._map_over_clients(eager, axes), self._map_over_clients(captured, axes), template, graphs)
 
     def _make_call(self, function: Callable[..., Tree], first: Tree, axes: tuple) -> Call:
         """Makes a call of a function of one client, whose first argument is such as `first` and stays as it is."""
         template = make_template(first)
-        of_clients = self._map_over_clients(with_packed_first(function, template), axes)
+        of_clients = self._map_over_clients(make_packed_function(function, template), axes)
         return Call(of_clients, of_clients, template, self._make_step_graphs(is_reused=False))
 
     def _map_over_clients(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
@@ -368,7 +377,7 @@ class Engine:
 
     def _find_key_of_call(self, function: Callable[..., Tree], axes: Tree, arguments: tuple) -> Hashable | None:
         """Returns the key of a call among `calls`; None where there can be no graph of it."""
-        return None if self.graphs is None else find_key(Recipe(function, axes, self.way), arguments)
+        return None if self.graphs is None else find_key(GraphRecipe(function, axes, self.way), arguments)
 
     def gather(self, index: Tensor | np.ndarray, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns network input and labels of training examples `index` (any shape), augmented by `draws` if given."""

@@ -39,7 +39,7 @@ from fedcli.core.parallel import ItemRunner, OneWorker, Workers
 from fedcli.core.parts import Parts
 from fedcli.core.population import Cohort, Population
 from fedcli.core.run_options import RunOptions
-from fedcli.core.stacked import BRANCHES, STACKED, with_optimizer_state
+from fedcli.core.stacked import BRANCHES, STACKED, ensure_optimizer_state
 from fedcli.core.switches import refuse_reading, set_to
 from fedcli.core.traffic import Traffic
 from fedcli.core.trees import (
@@ -351,10 +351,10 @@ class Federation(Population):
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         plan = self.plan(cohort, epochs)
         with self.timed("train"):
-            trained, told = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
-        values = separate_objective(told)
-        _refuse_non_finite(values, (trained.params, trained.buffers), cohort)
-        return trained, values.terms
+            trained, terms_with_objective = self.engine.train(step, clients, plan, self.lr(cohort.round), context, axes)
+        step_values = separate_objective(terms_with_objective)
+        _refuse_non_finite(step_values, (trained.params, trained.buffers), cohort)
+        return trained, step_values.terms
 
     def public_batches(self, round: int, epoch: int = 0) -> Iterator[Batch]:
         """Yields the public images in minibatches, the same for all clients; their labels are 0 and mean nothing.
@@ -399,10 +399,10 @@ class Federation(Population):
         """
         step = local if isinstance(local, Step) else self.optimizer_step(local)
         with self.timed("train"), set_to(refuse_reading, True):
-            after, aux = self.engine.take_step(step, with_optimizer_state(step, clients), batch, context, axes)
-        values = separate_objective(aux.terms)
-        _refuse_non_finite(values, (after.params, after.buffers, aux.outputs), cohort)
-        return after, aux._replace(terms=values.terms)
+            after, aux = self.engine.take_step(step, ensure_optimizer_state(step, clients), batch, context, axes)
+        step_values = separate_objective(aux.terms)
+        _refuse_non_finite(step_values, (after.params, after.buffers, aux.outputs), cohort)
+        return after, aux._replace(terms=step_values.terms)
 
     def forward(self, clients: Client, cohort: Cohort, x: Tensor, train: bool = True) -> NetworkOutput:
         """Returns what the models of clients of one network give for `x` `[B, channels, H, W]`, without gradients.
@@ -501,23 +501,23 @@ class Federation(Population):
 class FiniteCheck(NamedTuple):
     """A number of each client that must be finite, and what is said where it is not."""
 
-    words: str
+    title: str  # what the number is, in a message
     values: Tensor  # [K]
     remedy: str = "a smaller --lr"
 
 
-def _refuse_non_finite(told: StepValues, stacked: Tree, cohort: Cohort) -> None:
+def _refuse_non_finite(step_values: StepValues, stacked: Tree, cohort: Cohort) -> None:
     """Refuses what clients give after a step or a round.
 
     Raises:
         NonFiniteLoss: A term, the objective, or a value of the stacked tensors `[K, ...]` is infinite or NaN.
     """
     checks = []
-    for name, values in told.terms.items():
+    for name, values in step_values.terms.items():
         remedy = "a smaller --lr or a smaller weight of that term"
         checks.append(FiniteCheck(f"the term '{name}'", values, remedy))
-    if told.objective is not None:
-        checks.append(FiniteCheck("the loss", told.objective))
+    if step_values.objective is not None:
+        checks.append(FiniteCheck("the loss", step_values.objective))
     # A tensor is finite where its highest and its lowest value are; to read them costs no copy of a large tensor.
     extremes = []
     for tensor in leaves(stacked):
@@ -532,6 +532,6 @@ def _refuse_non_finite(told: StepValues, stacked: Tree, cohort: Cohort) -> None:
         ids = cohort.client_ids[~is_finite.numpy()]
         if len(ids):
             raise NonFiniteLoss(
-                f"{check.words} is not finite in round {cohort.round + 1} for client(s) {', '.join(map(str, ids))}; "
+                f"{check.title} is not finite in round {cohort.round + 1} for client(s) {', '.join(map(str, ids))}; "
                 f"{check.remedy} usually helps."
             )

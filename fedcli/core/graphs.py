@@ -207,7 +207,7 @@ def _read_globals(function: FunctionType) -> dict[str, Any]:
     return dict(sorted(values.items()))
 
 
-class Recipe(NamedTuple):
+class GraphRecipe(NamedTuple):
     """What work with graphs is made of, apart from the tensors that it is given."""
 
     function: Callable[..., Any]  # of one client
@@ -215,7 +215,7 @@ class Recipe(NamedTuple):
     way: str  # in which the clients are taken together
 
 
-def find_key(recipe: Recipe, tensors: Tree) -> Hashable | None:
+def find_key(recipe: GraphRecipe, tensors: Tree) -> Hashable | None:
     """Returns the key of work of a recipe with `tensors` of these shapes; None where it could not be known again."""
     try:
         return graph_key(recipe), graph_key(tensors, shapes=True)

@@ -314,8 +314,8 @@ class _BatchNormBackward(Function):
 
 def _pull_back(function: Callable[..., Any], *inputs: Tensor) -> Callable[..., tuple[Tensor, ...]]:
     """Returns what makes of a gradient by the function's value those by its inputs, by `torch.func.vjp`."""
-    value_and_pull_back = vjp(function, *inputs)
-    return value_and_pull_back[1]  # its type allows a third part
+    _, pull_back, *_ = vjp(function, *inputs)  # its type allows a third part
+    return pull_back
 
 
 def _normalise(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -55,7 +55,7 @@ def train_by_network(
     Args:
         train_group: Trains the clients with one network.
         states: Of clients, by id.
-        cohort: All clients.
+        cohort: The clients of the round.
         fed: The federation.
     """
     groups = fed.groups(cohort)

@@ -27,14 +27,14 @@ class Unfit(Exception):
     """Says that a rule does not fit the labels and the number of clients; its text is why, and what to do instead."""
 
 
-def _classes_in_order(labels: np.ndarray) -> list[np.ndarray]:
-    """Returns the ascending positions of the examples of each class, `[C][...]`."""
+def _find_classes(labels: np.ndarray) -> list[np.ndarray]:
+    """Finds the examples of each class: their positions, ascending, `[C][...]`."""
     return [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
 
 
-def _classes_mixed(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Returns the positions of the examples of each class, `[C][...]`, in random order."""
-    return [rng.permutation(positions) for positions in _classes_in_order(labels)]
+def _mix_classes(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Finds the examples of each class, `[C][...]`, and mixes those of each."""
+    return [rng.permutation(positions) for positions in _find_classes(labels)]
 
 
 def _deal(counts: np.ndarray, by_class: list[np.ndarray], rng: Any) -> Parts:
@@ -76,9 +76,9 @@ def dirichlet(
     if least > len(labels):
         raise Unfit(f"min={min_examples} takes {least} examples; use fewer clients or a lower min=")
     draws = _DrawsOfPfllib(alpha, seed) if draw == "pfllib" else _Draws(alpha, seed)
-    in_order = _classes_in_order(labels)
+    ascending = _find_classes(labels)
     for _ in range(MAX_DRAWS):
-        by_class = [positions.copy() for positions in in_order]  # PFLlib's draw mixes them
+        by_class = [positions.copy() for positions in ascending]  # PFLlib's draw mixes them
         counts = _draw_counts(by_class, num_clients, capped, draws)
         if counts.sum(1).min() >= min_examples:
             return _deal(counts, draws.mix_classes(by_class), draws.rng)
@@ -167,7 +167,7 @@ def classes(
     if classes_per_client > len(np.unique(labels)) or num_shards > len(labels):
         raise Unfit(f"it takes {num_shards} shards; use fewer classes or clients")
     rng = generator(seed, "partition")
-    by_label = _sorted_by(labels, rng)
+    by_label = _sort_by(labels, rng)
     if remainder == "drop":
         shard_size = len(by_label) // num_shards
         by_label = by_label[: shard_size * num_shards]
@@ -180,8 +180,8 @@ def classes(
     return Parts(parts)
 
 
-def _sorted_by(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Returns positions `[N]` of the examples in order of their groups `[N]`, in random order within each, int64."""
+def _sort_by(groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Sorts the positions `[N]` of the examples by their groups `[N]`, in random order within each, int64."""
     mixed = rng.permutation(len(groups))
     in_order = np.argsort(groups[mixed], kind="stable")
     return mixed[in_order].astype(np.int64)
@@ -215,7 +215,7 @@ def dominant(
             remedy = OF_ALL_CLASSES
         raise Unfit(remedy)
     rng = generator(seed, "partition")
-    return _deal(counts, _classes_mixed(labels, rng), rng)
+    return _deal(counts, _mix_classes(labels, rng), rng)
 
 
 def missing(labels: np.ndarray, num_clients: int, missing_classes: int, seed: int) -> Parts:
@@ -230,7 +230,7 @@ def missing(labels: np.ndarray, num_clients: int, missing_classes: int, seed: in
     if missing_classes >= num_classes or quota == 0:
         raise Unfit(OF_ALL_CLASSES if sizes.min() == 0 else "use fewer missing classes or fewer clients")
     rng = generator(seed, "partition")
-    return _deal(holds * quota, _classes_mixed(labels, rng), rng)
+    return _deal(holds * quota, _mix_classes(labels, rng), rng)
 
 
 def _consecutive(first: np.ndarray, count: int, num_classes: int) -> np.ndarray:
@@ -283,16 +283,16 @@ def writers(labels: np.ndarray, num_clients: int, writer: np.ndarray, seed: int,
         )
     rng = generator(seed, "partition")
     if by_shares:
-        return _like_writers(labels, num_clients, writer_number, rng)
+        return _deal_by_shares(labels, num_clients, writer_number, rng)
     client_of_writer = np.empty(num_writers, np.int64)
     client_of_writer[rng.permutation(num_writers)] = np.sort(np.arange(num_writers) % num_clients)
     client_of_example = client_of_writer[writer_number]
-    by_client = _sorted_by(client_of_example, rng)
+    by_client = _sort_by(client_of_example, rng)
     ends = np.bincount(client_of_example).cumsum()
     return Parts(np.split(by_client, ends[:-1]))
 
 
-def _like_writers(labels: np.ndarray, num_clients: int, writer_number: np.ndarray, rng: np.random.Generator) -> Parts:
+def _deal_by_shares(labels: np.ndarray, num_clients: int, writer_number: np.ndarray, rng: np.random.Generator) -> Parts:
     """Cuts every class among the clients in proportion to its numbers among as many drawn writers."""
     sizes = np.bincount(labels)
     num_writers = writer_number.max() + 1
@@ -303,4 +303,4 @@ def _like_writers(labels: np.ndarray, num_clients: int, writer_number: np.ndarra
     cumulative = np.where(has_any, drawn, 1).cumsum(0)
     bounds = cumulative * sizes // cumulative[-1]
     counts = np.diff(bounds, axis=0, prepend=0)
-    return _deal(counts, _classes_mixed(labels, rng), rng)
+    return _deal(counts, _mix_classes(labels, rng), rng)

@@ -48,6 +48,7 @@ class Population:
         networks: The networks as pure functions of parameters and buffers, one of each architecture.
         architecture: `[N]`, which of the networks a client has.
         sizes: What costs depend on, of the largest network.
+        examples: All of a client's examples but its own test part, positions in the training set.
         training: Training examples of each client, positions in the training set.
         validation: Held-out examples of each client, positions in the training set.
         testing: Each client's own test part, positions in the training set; empty unless the protocol tests on it.
@@ -73,11 +74,11 @@ class Population:
         """Divides the clients' examples into what they train on, are validated on and are tested on."""
         run = self.config
         division = divide(parts, run)
-        self.parts = division.examples  # all but a client's own test part
+        self.examples = division.examples
         self.testing = division.testing
         self.training = division.training
         self.validation = division.validation
-        num_examples = np.array([len(part) for part in self.parts])
+        num_examples = np.array([len(part) for part in self.examples])
         self.client_weights = num_examples if run.weighting == "examples" else np.ones_like(num_examples)
         least = run.batch_size if run.drop_last else 1
         self.idle = [client for client, part in enumerate(self.training) if len(part) < least]
@@ -142,7 +143,7 @@ class Population:
 
     def cohort_of(self, round: int, client_ids: Sequence[int] | np.ndarray) -> Cohort:
         """Makes the cohort of these clients."""
-        num_examples = np.array([len(self.parts[client]) for client in client_ids])
+        num_examples = np.array([len(self.examples[client]) for client in client_ids])
         counted = self.client_weights[client_ids]
         total = counted.sum()
         shares = counted / total if total else np.full(len(counted), 1 / len(counted))

@@ -48,7 +48,7 @@ def learn_from_public(  # noqa: PLR0913  # what a method file writes, most of it
         models: The clients' models by network, stacked.
         steps: A local step for each network.
         exchange: From the models and a batch to the context of the steps; None leaves the batch out.
-        cohort: All clients.
+        cohort: The clients of the round.
         fed: The federation.
         epochs: Passes over the public images, each a number that keys its draws.
         axes: None where all clients are given the same context, 0 where it is stacked in the cohort's order.

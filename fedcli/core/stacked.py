@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedcli.core.batches import Batch, BatchRows, is_real
-from fedcli.core.clients import Aux, Client, Step, Terms, Update, with_dropout_key
+from fedcli.core.clients import Aux, Client, Step, Terms, Update, make_keyed_update
 from fedcli.core.graphs import Burst, Graphs, StepGraphs, Steps, StepState
 from fedcli.core.joint_layers import JointLayers
 from fedcli.core.switches import set_to, under_vmap
@@ -65,7 +65,7 @@ def map_over_clients(
     return for_clients
 
 
-def with_optimizer_state(step: Step, clients: Client) -> Client:
+def ensure_optimizer_state(step: Step, clients: Client) -> Client:
     """Gives stacked clients that have no optimizer state the one before the first step."""
     if clients.optimizer:
         return clients
@@ -83,10 +83,10 @@ class Unchanged(NamedTuple):
 UNCHANGED = Unchanged()
 
 
-def with_packed_client(
+def make_packed_update(
     update: Update, template: Tree, results: Callable[[Aux], Tree]
 ) -> Callable[..., tuple[Tree, Tree]]:
-    """Makes a local step of one client take and return it packed, as `template` says, and beside it some results.
+    """Makes an update that takes and returns a client packed, as `template` says, and beside it some results.
 
     So the parameters are one tensor for the optimizer, and for all that is done with stacked clients. A tensor that the
     step returns as it was given is `UNCHANGED`.
@@ -100,15 +100,15 @@ def with_packed_client(
     return update_packed
 
 
-def without_buffers(aux: Aux) -> Aux:
-    """Returns what a step gives beside the client, which has the buffers already."""
+def remove_buffers(aux: Aux) -> Aux:
+    """Removes from what a step gives the buffers, which the client has already."""
     return aux._replace(buffers={})
 
 
-def with_packed_first(function: Callable[..., Tree], template: Tree) -> Callable[..., tuple[Tree, Tree]]:
-    """Makes a function of one client take its first argument packed, and return beside the result that it stays.
+def make_packed_function(function: Callable[..., Tree], template: Tree) -> Callable[..., tuple[Tree, Tree]]:
+    """Makes a function of one client that takes its first argument packed, and returns beside the result that it stays.
 
-    That is, as in `with_packed_client`, a tree of `UNCHANGED`.
+    That is, as in `make_packed_update`, a tree of `UNCHANGED`.
     """
 
     def function_of_packed(first: Tree, *others: Tree) -> tuple[Tree, Tree]:
@@ -119,7 +119,7 @@ def with_packed_first(function: Callable[..., Tree], template: Tree) -> Callable
 
 
 class StackUpdates(NamedTuple):
-    """A local step of several clients, see `with_packed_client`, by what the batch is like.
+    """A local step of several clients, see `make_packed_update`, by what the batch is like.
 
     There are two, since masks cost a network with batch normalisation four times as many operations.
     """
@@ -132,7 +132,7 @@ def make_stack_updates(
     update: Update, template: Tree, batch_axes: Tree, context_axes: Tree, vectorize: Callable[..., Callable[..., Tree]]
 ) -> StackUpdates:
     """Makes a local step of one client those of several; `vectorize(function, axes)` does so with a function."""
-    of_client = with_packed_client(with_dropout_key(update), template, attrgetter("terms"))
+    of_client = make_packed_update(make_keyed_update(update), template, attrgetter("terms"))
     full = vectorize(of_client, (0, batch_axes, context_axes))
     padded = vectorize(of_client, (0, batch_axes._replace(mask=0), context_axes))
     return StackUpdates(full, padded)
@@ -280,7 +280,7 @@ class Call:
 
     Attributes:
         eager: Takes the first argument, packed, and the others, operation by operation. Returns what becomes of the
-            first, see `with_packed_client`, and results.
+            first, see `make_packed_update`, and results.
         captured: The same as a graph holds it: it may write over the first argument.
         template: The first argument of a client, which says how it is packed.
         graphs: Of the call.

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from fedcli.core.body_and_head import Backbone, number_dropouts
 from fedcli.core.draws import preserve_random_state
 from fedcli.core.graphs import is_out_of_memory
-from fedcli.core.keyed_draws import KeyedDraws, KeyedDropout
+from fedcli.core.keyed_draws import KEY, KeyedDraws, KeyedDropout
 from fedcli.core.layers import MaskedBatchNorm2d, change_class
 from fedcli.core.trees import leaves
 from fedcli.userfiles import UserFunction, blame
@@ -156,7 +156,7 @@ def _refuse_types_and_hooks(module: nn.Module, function: UserFunction) -> None:
                     "leave out .half(), .bfloat16() or .double(), and choose the type by --precision",
                 )
             _, _, last_part = name.rpartition(".")
-            if last_part == "key" and kind == "buffer":
+            if last_part == KEY and kind == "buffer":
                 raise function.refuse(f"has a buffer '{name}', as those of dropout are called", "call it otherwise")
 
 
@@ -312,7 +312,7 @@ def _outputs_of_layers(network: Backbone, x: Tensor, function: UserFunction) -> 
         UserError: The network puts a new tensor into a buffer.
     """
     trial = _copy_network(network).train()
-    for norm in trial._norms:
+    for norm in trial.norms:
         norm.eval()
     buffers = dict(trial.named_buffers(remove_duplicate=False))
     calls = _watch(trial, x).calls
