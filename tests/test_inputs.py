@@ -15,29 +15,14 @@ from fedcli.reading import reading
 from fedcli.run_files import FILES_OF_A_RUN
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
-from tests.commands import invoke, run_command
+from tests.commands import error_of, invoke, run_command, stamps_of_files
 from tests.run_options import SHORT_RUN
 from tests.run_parts import file_contents
-
-
-@pytest.fixture
-def working_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDCLI_DATA", str(tmp_path / "cache"))
-    return tmp_path
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     return fedcli.run("fedavg", out=tmp_path_factory.mktemp("runs") / "run", **{**SHORT_RUN, "rounds": 2}).path
-
-
-def refusal(*command):
-    """The line that a command is refused with."""
-    result = invoke(*command)
-    assert result.exit_code == 2, result.output
-    assert result.stderr.count("\n") == 1, result.output
-    return result.stderr
 
 
 @pytest.mark.parametrize(
@@ -47,33 +32,31 @@ def refusal(*command):
         "run fedavg --partition file:pipe", "data import mine pipe", "table pipe", "plot pipe", "resume pipe",
         "run ./pipe.py", "run fedavg --config /dev/zero", "run fedavg --dataset /dev/zero", "table loop", "plot loop",
         "run fedavg --config loop", "run fedavg --out loop/run", "run fedavg --config nul.toml", "export loop",
-        "data show digits --partition iid --out loop.png",
     ],
 )  # fmt: skip
-def test_a_pipe_a_device_and_a_path_that_leads_to_itself_are_refused_in_a_line(command, working_folder):
+def test_a_pipe_a_device_and_a_path_that_leads_to_itself_are_refused_in_a_line(command, folder):
     for pipe in ("pipe", "pipe.py"):
         os.mkfifo(pipe)
-    for loop in ("loop", "loop.png"):
-        Path(loop).symlink_to(loop)
+    Path("loop").symlink_to("loop")
     Path("nul.toml").write_text('backbone = "a\\u0000.py:x"\n')
-    assert refusal(*command.split()).startswith("error: ")
+    error_of(*command.split())
 
 
-def test_what_is_read_must_be_a_file(working_folder):
+def test_what_is_read_must_be_a_file(folder):
     os.mkfifo("pipe")
     with pytest.raises(fedcli.UserError, match="got a pipe or a device"), reading("pipe", "text"):
         raise AssertionError("it is not come to")
 
 
-def test_a_folder_in_the_cache_is_no_data_set(working_folder):
-    (working_folder / "cache" / "mine.npz").mkdir(parents=True)
+def test_a_folder_in_the_cache_is_no_data_set(cache, folder):
+    (cache / "mine.npz").mkdir(parents=True)
     assert "mine" not in datasets.names()
     run_command("data", "list")
-    assert "unknown data set 'mine'" in refusal("data", "show", "mine")
+    assert "unknown data set 'mine'" in error_of("data", "show", "mine")
 
 
 @pytest.mark.parametrize(("number", "command"), [(1, ["list"]), (2, ["show", "fedavg"])], ids=["stdout", "stderr"])
-def test_a_program_without_a_stream_ends_well(number, command, working_folder):
+def test_a_program_without_a_stream_ends_well(number, command, folder):
     words = [sys.executable, "-m", "fedcli", *command]
     program = f"import os, sys; os.close({number}); os.execv(sys.executable, {words})"
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
@@ -90,15 +73,16 @@ METHOD = replace(fedavg.METHOD, name="odd", run_round=run_round, default_protoco
 """
 
 
-def test_whatever_a_method_raises_is_a_line_and_the_record_says_failed(working_folder):
+def test_whatever_a_method_raises_is_a_line_and_the_record_says_failed(folder):
     Path("odd.py").write_text(ODD)
-    assert "odd.py' fails in line 5 (got Odd: words)" in refusal(
-        "run", "./odd.py", *flags_of(SHORT_RUN), "--out", "run"
-    )
+    result = invoke("run", "./odd.py", *flags_of(SHORT_RUN), "--out", "run")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "odd.py' fails in line 5 (got Odd: words)" in result.stderr
     assert read_record(Path("run"))["status"] == "failed"
 
 
-def test_quiet_prints_the_error_of_a_run_of_several(working_folder):
+def test_quiet_prints_the_error_of_a_run_of_several(folder):
     Path("odd.py").write_text(ODD.replace("BaseException", "Exception"))
     result = invoke("run", "./odd.py,fedavg", *flags_of(SHORT_RUN), "--out", "runs", "--quiet")
     assert result.exit_code == 1
@@ -118,31 +102,43 @@ def test_quiet_prints_the_error_of_a_run_of_several(working_folder):
         "export run --format safetensors --out run/selected", "export run --format safetensors --out run/checkpoint",
         "plot run --out run/curve.png", "table run --out link", "table copy.json --out copy.json",
         "run fedavg --rounds 1 --log-file run/record.json --out new", "table run --out run/states/000001-0.safetensors",
-        "data show digits --partition iid --out run/partition.png",
     ],
 )  # fmt: skip
-def test_an_output_never_replaces_a_file_of_a_run(command, finished, working_folder):
+def test_an_output_never_replaces_a_file_of_a_run(command, finished, folder):
     shutil.copytree(finished, "run")
     shutil.copy("run/record.json", "copy.json")
     Path("link").symlink_to("run/record.json")
     before = file_contents(Path("run"))
-    assert "is a file of the run" in refusal(*command.split())
+    assert "is a file of the run" in error_of(*command.split())
     assert file_contents(Path("run")) == before
     read_record(Path("copy.json"))
 
 
-def test_the_files_of_a_run_are_those_that_a_run_has(finished, working_folder):
-    folder = shutil.copytree(finished, "run")
+@pytest.mark.parametrize(("out", "words"), [("loop.png", "loop.png"), ("run/partition.png", "is a file of the run")])
+def test_a_chart_is_refused_after_the_data_are_shown(out, words, finished, folder):
+    shutil.copytree(finished, "run")
+    Path("loop.png").symlink_to("loop.png")
+    before = stamps_of_files()
+    result = invoke("data", "show", "digits", "--partition", "iid", "--out", out)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+    assert stamps_of_files() == before
+
+
+def test_the_files_of_a_run_are_those_that_a_run_has(finished, folder):
+    shutil.copytree(finished, "run")
     run_command("run", "--from", "run", "--out", "again", "--rounds", "1")
     run_command("quality", "again")
-    files = {path.name for path in Path(folder).iterdir()}
+    files = {path.name for path in Path("run").iterdir()}
     files |= {path.name for path in Path("again").iterdir() if path.is_file()}
     assert files <= {*FILES_OF_A_RUN}
     run_command("table", "again", "--out", "again/table.md")
     run_command("export", "again", "--format", "safetensors")
 
 
-def test_a_papers_table_of_which_nothing_can_run_is_no_success(working_folder):
+def test_a_papers_table_of_which_nothing_can_run_is_no_success(folder):
     result = invoke("table", "fedfm:III", "--only", "FedAvg", "--runs", "none", "--seeds", "0")
     assert result.exit_code == 2
     *_, last_line = result.stderr.splitlines()
@@ -150,7 +146,7 @@ def test_a_papers_table_of_which_nothing_can_run_is_no_success(working_folder):
     run_command("table", "fedfm:III", "--only", "FedAvg", "--runs", "none", "--seeds", "0", "--dry-run")
 
 
-def test_a_dry_run_says_which_runs_were_there_before(working_folder):
+def test_a_dry_run_says_which_runs_were_there_before(folder):
     dry = invoke("table", "fedfa:2", "--dry-run").output
     assert "Runs that were there before, elsewhere than in runs/tables/fedfa-2: " in dry
     assert "results/records/" in dry

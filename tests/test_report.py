@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from fedcli.results.frame import find_records
-from tests.commands import invoke, run_command
+from tests.commands import error_of, invoke, run_command
 from tests.example_records import as_diverged, make_record, write_unsigned_record
 from tests.torture.nested_parts import text_entries
 
@@ -213,7 +213,7 @@ def test_a_setting_has_one_colour_in_table_and_curves(monkeypatch):
     assert line_colours["c"] == colour_of["c"]
 
 
-def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(tmp_path, monkeypatch):
+def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(tmp_path, folder, monkeypatch):
     for number, run in enumerate(make_records()):
         write_unsigned_record(tmp_path / str(number), run)
     out = tmp_path / "page.html"
@@ -226,13 +226,9 @@ def test_the_command_writes_the_runs_that_are_chosen_and_warns_of_missing_ones(t
     assert "Runs: 2." in text
     assert "fedcli run a --seeds 0,1" in text
 
-    result = invoke(*command, "nowhere", "--label", "one")
-    assert result.exit_code == 2
-    assert "--label stands once for each path, in order (got 1 for 2)" in result.stderr
-
-    result = invoke("report", "nowhere", "--out", out)
-    assert result.exit_code == 2
-    assert "there is no run at 'nowhere'" in result.stderr
+    label_error = error_of(*command, "nowhere", "--label", "one")
+    assert "--label stands once for each path, in order (got 1 for 2)" in label_error
+    assert "there is no run at 'nowhere'" in error_of("report", "nowhere", "--out", out)
 
     monkeypatch.setitem(sys.modules, "bokeh", None)
     assert "pip install 'fedcli[report]'" in invoke(*command).stderr

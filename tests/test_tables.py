@@ -613,12 +613,10 @@ def test_mixed_runs_have_a_panel_for_each_board():
     assert left_out.get_suptitle() == "left out, without values: 1"  # above all panels
 
 
-def test_the_tested_model_has_a_column_only_where_runs_differ():
-    """They differ in which model is tested: the global or a personal one."""
-    of_global_model = [make_record("fedavg", 0), make_record("a-method-that-is-gone", 0)]
-    personal = make_record("fedprox", 0) | {"tested": "personal"}
-    assert "Model" not in tables.build_table(of_global_model).columns
-    assert "Model" in tables.build_table([*of_global_model, personal]).columns
+def test_a_method_that_is_gone_is_tested_by_its_global_model():
+    """As others are: the column of the tested model is for runs that differ in it."""
+    records = [make_record("fedavg", 0), make_record("a-method-that-is-gone", 0)]
+    assert "Model" not in tables.build_table(records).columns
 
 
 def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
