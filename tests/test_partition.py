@@ -147,7 +147,7 @@ def shard_cases():
             yield name, num_clients, count
 
 
-@pytest.mark.parametrize(("name", "num_clients", "count"), shard_cases())
+@pytest.mark.parametrize(("name", "num_clients", "count"), list(shard_cases()))
 def test_shards_lose_nobody_and_differ_by_at_most_one(name, num_clients, count):
     labels = LABEL_SETS[name]
     parts = partition_rules.classes(labels, num_clients, count, 0)

@@ -74,7 +74,8 @@ def read_lists(path: Path) -> Lists:
     content: dict[str, list] = {}
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
-            unread = set(arrays)
+            # Others are of the images, where the data set's own file has the lists too.
+            unread = {name for name in arrays if name.lower().startswith(SPLITS)}
             for split in SPLITS:
                 count = sum(name.startswith(f"{split}_") for name in arrays)
                 names = [f"{split}_{client}" for client in range(count)]

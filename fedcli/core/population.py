@@ -48,7 +48,6 @@ class Population:
         networks: The networks as pure functions of parameters and buffers, one of each architecture.
         architecture: `[N]`, which of the networks a client has.
         sizes: What costs depend on, of the largest network.
-        examples: All of a client's examples but its own test part, positions in the training set.
         training: Training examples of each client, positions in the training set.
         validation: Held-out examples of each client, positions in the training set.
         testing: Each client's own test part, positions in the training set; empty unless the protocol tests on it.
