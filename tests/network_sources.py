@@ -182,7 +182,8 @@ class Square(torch.autograd.Function):
 class Own(nn.Module):
     def __init__(self, channels, size, classes, checkpointed=False):
         super().__init__()
-        self.first, self.last = nn.Linear(channels * size * size, 16), nn.Linear(16, classes)
+        self.first = nn.Linear(channels * size * size, 16)
+        self.last = nn.Linear(16, classes)
         self.checkpointed = checkpointed
 
     def forward(self, x):

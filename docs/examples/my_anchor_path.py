@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedcli.core import Params
+from fedcli.core import Buffers, Params
 from fedcli.papers import fedfm
 
 
@@ -20,7 +20,7 @@ class ServerState(NamedTuple):
     """What FedFM's server keeps between rounds, and the path of its anchors."""
 
     params: Params
-    buffers: Params
+    buffers: Buffers
     anchors: Tensor  # [C, D]
     has_anchor: Tensor  # [C], bool
     path: Tensor  # [rounds, C, D], zeros for rounds to come

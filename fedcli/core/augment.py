@@ -110,8 +110,9 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     draw = _by_name(draws, _RESIZED_CROP)
     of_area, of_ratio = draw["shapes"].double().unflatten(1, (TRIES, 2)).unbind(2)  # [N, TRIES] each
     area = height * width * (LEAST_AREA + (1 - LEAST_AREA) * of_area)
-    low, high = map(math.log, RATIOS)
-    ratio = (low + (high - low) * of_ratio).exp()
+    lowest = math.log(RATIOS[0])
+    highest = math.log(RATIOS[1])
+    ratio = (lowest + (highest - lowest) * of_ratio).exp()
     columns = (area * ratio).sqrt().round()
     rows = (area / ratio).sqrt().round()
     fits = (columns <= width) & (rows <= height) & (columns > 0) & (rows > 0)

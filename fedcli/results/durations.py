@@ -227,18 +227,18 @@ def describe_sum(seconds: Sequence[float], hours: str, minutes: str) -> str:
         hours: The word for hours.
         minutes: The word for minutes.
     """
-    known = [value for value in seconds if not isnan(value)]
-    if not known:
+    timed = [value for value in seconds if not isnan(value)]
+    if not timed:
         return "not known, none like them was timed"
-    num_minutes = max(1, sum(known) / 60)
+    num_minutes = max(1, sum(timed) / 60)
     if num_minutes >= 10 * MINUTES_PER_HOUR:
         text = f"about {num_minutes / MINUTES_PER_HOUR:,.0f} {hours}"
     elif num_minutes >= MINUTES_PER_HOUR:
         text = f"about {num_minutes / MINUTES_PER_HOUR:,.1f} {hours}"
     else:
         text = f"about {num_minutes:.0f} {minutes}"
-    if len(known) < len(seconds):
-        text += f" for {len(known)} of {len(seconds)} runs"
+    if len(timed) < len(seconds):
+        text += f" for {len(timed)} of {len(seconds)} runs"
     return text
 
 

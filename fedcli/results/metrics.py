@@ -216,8 +216,8 @@ def find_metric(name: str) -> Metric:
         return _find_user_metric(name)
     kind_name, colon, text = name.partition(":")
     if kind_name not in METRIC_KINDS:
-        known = ", ".join(METRIC_KINDS)
-        raise unknown("metric", kind_name, METRIC_KINDS, f"there are {known}, and your own by ./file.py:NAME.")
+        names = ", ".join(METRIC_KINDS)
+        raise unknown("metric", kind_name, METRIC_KINDS, f"there are {names}, and your own by ./file.py:NAME.")
     kind = METRIC_KINDS[kind_name]
     parameter = kind.parameter
     if parameter is None:

@@ -267,13 +267,13 @@ def plan_table(
 def _find_tuned_methods(cells: Sequence[Cell], tuned: str) -> set[str]:
     """Finds the methods of cells, as the cells name them, for which `fedcli tune` has chosen options."""
     tuned_methods = list_tuned_methods(tuned)
-    found = {cell.method for cell in cells if find_method(cell.method).name in tuned_methods}
-    if not found:
+    of_cells = {cell.method for cell in cells if find_method(cell.method).name in tuned_methods}
+    if not of_cells:
         raise UserError(
             f"--tuned {tuned} has options of {', '.join(sorted(tuned_methods))}, none of which is here; tune another "
             "method, or leave it out."
         )
-    return found
+    return of_cells
 
 
 def _attach_records(

@@ -17,8 +17,8 @@ class Fault(Exception):
         self.place: list[str] = []
 
     def __str__(self) -> str:
-        place = ".".join(reversed(self.place))
-        return f"'{place}' {super().__str__()}" if place else f"it {super().__str__()}"
+        key = ".".join(reversed(self.place))
+        return f"'{key}' {super().__str__()}" if key else f"it {super().__str__()}"
 
 
 def wrong(must_be: str, value: Any) -> Fault:
