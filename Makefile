@@ -6,10 +6,10 @@ WORKERS ?= 2
 STUDIES := $(sort $(patsubst %/intro.md,%,$(wildcard results/records/*/intro.md)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture lint smoke index tables recompute evidence docs clean
+.PHONY: help install demo test test-all torture lint smoke index tables recompute evidence docs clean
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/'
 
 # torch comes first and alone: torchvision would otherwise pull whichever torch is newest.
 $(BIN)/fedcli: pyproject.toml constraints.txt
@@ -25,8 +25,13 @@ demo: install ## FedFM against FedAvg on the built-in digits, two seeds: a table
 	$(BIN)/fedcli run fedavg,fedfm --dataset digits --seeds 0,1 --jobs 2 --out demo
 
 # A thread that waits leaves its core to the other worker of the tests.
-test: install ## Run the tests on two cores
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n $(WORKERS) --dist worksteal -q
+
+test: install ## Run the quick tests on two cores, in minutes: the laws for one method of each kind, see tests/slow.py
+	$(PYTEST) -m "not slow"
+
+test-all: install ## Run all tests on two cores, in a quarter of an hour, as continuous integration does
+	$(PYTEST)
 
 torture: install ## Kill, damage and fuzz for a quarter of an hour; the table goes into results/reliability.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --write

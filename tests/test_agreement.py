@@ -20,6 +20,7 @@ from agreement.peers import load_peers
 from agreement.rows import Package, Quantity
 from fedcli import registry
 from fedcli.errors import UserError
+from tests.slow import marks_of_method
 from tests.user_errors import raises_user_error
 
 RESULTS = results.read()
@@ -40,7 +41,12 @@ def gap(vector, kept):
     return np.abs(np.subtract(results.project(vector), kept.projections)).max()
 
 
-@pytest.mark.parametrize("case", CASES)
+def cases_of_methods():
+    """Returns the name of each case, as a test of its method."""
+    return [pytest.param(name, marks=marks_of_method(case.method)) for name, case in CASES.items()]
+
+
+@pytest.mark.parametrize("case", cases_of_methods())
 def test_fedcli_ends_where_the_peers_have_ended_unless_they_differ(case):
     ours = fedcli_side.run_case(*problem.make_federation(CASES[case]))
     held = 0

@@ -404,6 +404,7 @@ def test_what_is_tuned_is_given_to_a_run(tmp_path):
         assert {name: run.record["config"][name] for name in chosen} == chosen
 
 
+@pytest.mark.slow
 def test_processes_start_from_a_script_without_a_guard(tmp_path):
     script = tmp_path / "study.py"
     script.write_text(

@@ -47,6 +47,7 @@ def test_a_trial_leaves_no_graph_behind_that_would_hold_memory():
             gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [38, 11])  # 9 full batches of 4 and one that is not; 2 and one
 @on_fake_cuda
 def test_a_trial_measures_replays_alone(examples):

@@ -17,7 +17,7 @@ from tests.run_options import SHORT_RUN
 from tests.small_tables import SMALL_TABLE
 from tests.user_errors import raises_user_error
 
-pytestmark = pytest.mark.long(worker=0)
+pytestmark = [pytest.mark.long(worker=0), pytest.mark.slow]
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 

@@ -272,6 +272,7 @@ def test_the_page_of_methods_has_a_row_for_all_that_they_are_given_and_no_other(
     assert sorted(rows) == sorted(given)
 
 
+@pytest.mark.slow
 def test_the_method_of_the_readme_is_what_new_writes_and_keeps_the_laws(folder):
     run_command("new", "method", "my_method")
     assert Path("my_method.py").read_text() == code_of_a_method(README)
@@ -387,6 +388,7 @@ def smaller(words):
     return [command, *arguments]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["README.md", *TEXTS])
 def test_every_command_of_a_text_runs_or_resolves(name, workplace):
     text = {"README.md": README, **TEXTS}[name]
@@ -407,6 +409,7 @@ def test_every_command_of_a_text_runs_or_resolves(name, workplace):
     exec(program, {})
 
 
+@pytest.mark.slow
 def test_the_first_run_prints_what_the_readme_shows(tmp_path, monkeypatch):
     """All but the speed is held to the letter, and accuracies, which hang on a processor's rounding, to two points."""
     monkeypatch.chdir(tmp_path)

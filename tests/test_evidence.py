@@ -51,6 +51,7 @@ def work_in(folder, monkeypatch, evidence, **given):
     return {record["method"]: record for record in map(read_record, folder.rglob("record.json"))}
 
 
+@pytest.mark.slow
 def test_runs_that_are_stopped_carried_and_taken_up_end_in_the_same_bits(evidence, tmp_path, monkeypatch, capsys):
     fedfm = evidence.open_runs.CellsToRun("fedfm:V", only=("FedFM", "NMI"), seeds=(0,))
     scaffold = evidence.open_runs.CellsToRun("fedfm:V", only=("SCAFFOLD", "NMI"), seeds=(0,))

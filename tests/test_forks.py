@@ -35,6 +35,7 @@ from tests.commands import invoke, run_command
 from tests.networks import MIXED_NETWORKS
 from tests.programs import start_program
 from tests.run_options import THREE_ROUNDS
+from tests.slow import parameters_of
 from tests.toy_methods import QUICK_OPTIONS, STATEFUL, MethodCase, fedavg_round
 
 
@@ -297,14 +298,14 @@ METHODS_OF_MIXED_NETWORKS = [method for method in METHODS if method.mixed_networ
 VARIANTS = list(chain.from_iterable(map(check.variants_of, METHODS)))
 
 
-@pytest.mark.parametrize("method", [*METHODS, *VARIANTS], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", parameters_of([*METHODS, *VARIANTS]))
 def test_law_8_forks_are_invisible(method, meetings, monkeypatch):
     if method in VARIANTS:
         monkeypatch.setattr(workers_law, "ROUNDS", 1)  # what clients keep comes back from a fork as without the variant
     assert_forks_are_invisible(meetings, method)
 
 
-@pytest.mark.parametrize("method", METHODS_OF_MIXED_NETWORKS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", parameters_of(METHODS_OF_MIXED_NETWORKS))
 def test_law_8_forks_are_invisible_where_clients_have_different_networks(method, meetings, monkeypatch):
     monkeypatch.setattr(workers_law, "ROUNDS", 1)
     assert_forks_are_invisible(meetings, method, backbone=MIXED_NETWORKS)

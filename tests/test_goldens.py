@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 import pytest
 
+from fedcli.registry import methods
 from tests import goldens
+from tests.slow import parameters_of
 
 KNOWN = goldens.read_goldens()  # by the kind of machine and the name
 GOLDENS_HERE = KNOWN.get(goldens.kind_of_machine(), {})
@@ -33,12 +35,15 @@ class GoldenRun(NamedTuple):
     values: dict
 
 
+GOLDEN_RUNS = [*parameters_of(methods()), *goldens.OTHER_RUNS]
+
+
 @pytest.fixture(scope="module")
 def golden_run(request):
     return GoldenRun(request.param, goldens.make(request.param))
 
 
-@pytest.mark.parametrize("golden_run", goldens.names(), indirect=True)
+@pytest.mark.parametrize("golden_run", GOLDEN_RUNS, indirect=True)
 def test_a_run_made_now_has_the_bits_of_its_golden_on_this_kind_of_machine(golden_run):
     golden = GOLDENS_HERE.get(golden_run.name)
     if golden is None:
@@ -48,7 +53,7 @@ def test_a_run_made_now_has_the_bits_of_its_golden_on_this_kind_of_machine(golde
     assert golden_run.values == golden | not_compared, "a number has changed: see tests/goldens.py"
 
 
-@pytest.mark.parametrize("golden_run", goldens.names(), indirect=True)
+@pytest.mark.parametrize("golden_run", GOLDEN_RUNS, indirect=True)
 def test_a_run_made_now_is_near_its_golden_on_every_kind_of_machine(golden_run):
     """Other processors round differently; three rounds do not carry that far."""
     for goldens_of_kind in KNOWN.values():

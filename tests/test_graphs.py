@@ -28,11 +28,11 @@ from tests.fake_cuda import FakeCuda, fused_sgd, to_host
 from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
 from tests.first_rounds import prepare_first_round
 from tests.networks import replace_all_networks
+from tests.slow import KINDS, parameters_of
 from tests.toy_methods import STATEFUL, MethodCase, fedavg_round, make_quick
 
 FEDAVG = find_method("fedavg")
 FEDFM = find_method("fedfm")
-KINDS = [method.name for method in check.one_of_each_kind()]
 
 
 CASES = {
@@ -134,7 +134,7 @@ def assert_sound(name: str, chunk: str) -> None:
         assert last["launches"] <= limits.launches
 
 
-@pytest.mark.parametrize("name", list(methods()))
+@pytest.mark.parametrize("name", parameters_of(methods()))
 @on_fake_cuda
 def test_every_method_is_sound_with_its_clients_stacked(name):
     assert_sound(name, "4")

@@ -24,6 +24,7 @@ from fedcli.runs.rounds import one_round
 from tests import laws
 from tests.networks import MIXED_NETWORKS
 from tests.run_options import FEW_STEPS
+from tests.slow import marks_of_method, parameters_of
 from tests.toy_methods import QUICK_OPTIONS, STATEFUL, make_quick
 from tests.user_errors import raises_user_error
 
@@ -90,7 +91,8 @@ def cases_of_methods():
     tests = []
     for law, methods_of_law, options in CASES:
         for method in methods_of_law:
-            tests.append(pytest.param(law, method, options, id=f"{law.__name__}-{method.name}"))
+            name = f"{law.__name__}-{method.name}"
+            tests.append(pytest.param(law, method, options, id=name, marks=marks_of_method(method.name)))
     return tests
 
 
@@ -117,7 +119,7 @@ def test_a_law_holds(law, method, options, monkeypatch):
 
 
 @pytest.mark.parametrize("sizes", [(9, 0, 5, 0), (0, 9, 0, 5)])
-@pytest.mark.parametrize("method", MIXED_METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", parameters_of(MIXED_METHODS))
 def test_a_round_is_finite_where_no_client_of_a_network_takes_a_step(method, sizes):
     setup, fed = toy.federation(method, backbone=MIXED_NETWORKS, parts=toy.toy_parts(sizes), **FEW_STEPS)
     state, entry = one_round(setup, fed, toy.simulate(setup, fed, 1), fed.cohort(1))
@@ -181,7 +183,7 @@ class MomentumWatch(Federation):
         self.sgd_momentum = value
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", parameters_of(METHODS))
 def test_only_a_method_that_counts_on_sgd_refuses_other_optimizers(method):
     setup, fed = check.federation(method, federation_type=MomentumWatch, **FEW_STEPS)
     toy.simulate(setup, fed, 1)
@@ -234,11 +236,12 @@ def non_default_options(fields, options):
 
 
 def options_of_methods():
-    """Returns pairs of the name of each method and each of its options."""
-    pairs = []
+    """Returns the name of each method with each of its options, as a test."""
+    tests = []
     for method in methods().values():
-        pairs += [(method.name, field.name) for field in dataclasses.fields(method.config)]
-    return pairs
+        for field in dataclasses.fields(method.config):
+            tests.append(pytest.param(method.name, field.name, marks=marks_of_method(method.name)))
+    return tests
 
 
 @pytest.mark.parametrize(("name", "option"), options_of_methods())

@@ -105,6 +105,7 @@ def test_a_run_begins_where_nobody_has_finished_a_round(tmp_path):
     assert file_names(folder) == [CHECKPOINT, "record.json"]
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_table_die_with_it(tmp_path):
     waiting = WaitingRuns(tmp_path)
     parent = start_program(tmp_path, "table", "./table.py:TABLE", "--runs", "runs", "--jobs", "2")

@@ -58,6 +58,7 @@ def copy_run(run, folder):
     return fedcli.load(shutil.copytree(run.path, folder / "copy"))
 
 
+@pytest.mark.slow
 def test_plain_pytorch_reproduces_the_records_accuracies(runs, tmp_path):
     files = []
     for kind, client in (("global", None), ("norms", None), ("personal", 0), ("personal", 1)):

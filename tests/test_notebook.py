@@ -11,7 +11,7 @@ from fedcli.runs import progress
 from tests.run_options import TWO_CLIENTS
 from tests.user_errors import raises_user_error
 
-pytestmark = pytest.mark.long(worker=1)
+pytestmark = [pytest.mark.long(worker=1), pytest.mark.slow]
 
 DOCS = Path(__file__).parent.parent / "docs"
 QUICKSTART = DOCS / "quickstart.ipynb"

@@ -228,11 +228,13 @@ def names_of_papers():
     return {path.stem for path in (ROOT / "papers").glob("*.py")} - {"__init__"}
 
 
+@pytest.mark.slow
 def test_the_script_draws_the_figures_of_speed(project):
     drawn = {file.name for file in project.glob("results/speed/*.png")}
     assert drawn == {file.name for file in SPEED.glob("*.png")}
 
 
+@pytest.mark.slow
 def test_the_script_writes_a_first_page_of_claims_papers_and_studies(project):
     page = (project / "results" / "README.md").read_text()
     sections = ["What the papers claim, and what is so", "How much of what the papers print has been run", "Studies"]
@@ -243,6 +245,7 @@ def test_the_script_writes_a_first_page_of_claims_papers_and_studies(project):
     assert "| [tiny](tiny.md) | It runs. run a, rounds to 1: 1 (1) |" in page
 
 
+@pytest.mark.slow
 def test_the_script_writes_a_page_of_a_study_with_its_figures(project):
     page = (project / "results" / "tiny.md").read_text()
     assert page.startswith(f"{INTRO}\n## Findings\n\n- It runs. run a, rounds to 1: 1 (1)\n\n")
@@ -252,12 +255,14 @@ def test_the_script_writes_a_page_of_a_study_with_its_figures(project):
     assert [file.name for file in (project / "results" / "figures").iterdir()] == ["tiny-curves.png"]
 
 
+@pytest.mark.slow
 def test_the_script_writes_a_page_of_each_paper_with_the_notes_on_it(project):
     assert {path.stem for path in project.glob("results/papers/*.md")} == names_of_papers()
     page = (project / "results" / "papers" / "fedsa.md").read_text()
     assert page.endswith("## What did not work\n\n- Nothing yet.\n")
 
 
+@pytest.mark.slow
 def test_the_script_writes_a_table_of_claims_into_the_readme_of_the_project(project):
     readme = (project / "README.md").read_text()
     assert readme.startswith("# Project\n\n<!-- claims: written by 'make tables' -->\n\n| Claims of | Repro")
@@ -284,6 +289,7 @@ def own_results(project, tmp_path):
     return tmp_path / "project" / "results"
 
 
+@pytest.mark.slow
 def test_the_script_checks_its_files_and_changes_nothing(own_results):
     pages.main(own_results, check=True)
     (own_results / "tiny.md").write_text("old")
@@ -292,6 +298,7 @@ def test_the_script_checks_its_files_and_changes_nothing(own_results):
     assert (own_results / "tiny.md").read_text() == "old"
 
 
+@pytest.mark.slow
 def test_the_check_names_pages_that_are_old_or_missing(own_results, made_files):
     pages.check_pages(own_results, made_files)
     (own_results / "tiny.md").write_text("old")
@@ -300,6 +307,7 @@ def test_the_check_names_pages_that_are_old_or_missing(own_results, made_files):
         pages.check_pages(own_results, made_files)
 
 
+@pytest.mark.slow
 def test_the_check_names_figures_that_are_missing_or_of_no_page(own_results, made_files):
     curves = own_results / "figures" / "tiny-curves.png"
     curves.rename(own_results / "figures" / "gone-curves.png")
@@ -308,6 +316,7 @@ def test_the_check_names_figures_that_are_missing_or_of_no_page(own_results, mad
         pages.check_pages(own_results, made_files)
 
 
+@pytest.mark.slow
 def test_the_check_names_pages_of_papers_and_studies_that_are_gone_but_none_by_hand(own_results, made_files):
     (own_results / "by-hand.md").write_text("# A page that no script makes\n")
     pages.check_pages(own_results, made_files)

@@ -46,6 +46,7 @@ NOT_PRINTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(registry.tables()))
 def test_every_table_resolves_without_data_and_stands_in_the_paper(name):
     table = registry.find_table(name)
@@ -325,6 +326,7 @@ METHOD = replace(find_method("fedavg"), name="killed", run_round=lambda *given: 
 """
 
 
+@pytest.mark.slow
 def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monkeypatch):
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.05)
     Path("killed.py").write_text(KILLED)
@@ -350,6 +352,7 @@ def test_several_jobs_are_processes_that_run_resume_fail_and_may_be_killed(monke
     assert [file.name for file in resumed.folder.iterdir()] == ["record.json"]
 
 
+@pytest.mark.slow
 def test_interrupting_several_jobs_interrupts_each_of_them(folder):
     waiting = WaitingRuns(folder)
     table = start_program(folder, "table", "./table.py:TABLE", "--runs", "runs", "--jobs", "2")
@@ -360,6 +363,7 @@ def test_interrupting_several_jobs_interrupts_each_of_them(folder):
     assert [record["status"] for record in read_records().values()] == ["interrupted"] * 2
 
 
+@pytest.mark.slow
 def test_no_process_is_left_of_several_jobs_that_were_interrupted(folder):
     """One that is left could no longer be told to end once this process ends."""
     waiting = WaitingRuns(folder)

@@ -63,6 +63,7 @@ def test_pages_show_the_figures_that_make_tables_draws():
         assert command in recipe_of("tables")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("study", "kind"), sorted(figures_of_pages().values()))
 def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_path):
     bare = tmp_path / study  # what is kept of a run in the repository, and nothing else

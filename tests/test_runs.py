@@ -26,12 +26,13 @@ from tests.first_rounds import limit_memory
 from tests.listeners import Stop, StopAfter
 from tests.run_options import SHORT_RUN
 from tests.run_parts import reproducible_parts
+from tests.slow import parameters_of
 from tests.user_errors import raises_user_error
 
 pytestmark = pytest.mark.long(worker=1)
 
 
-@pytest.mark.parametrize("method", list(methods()))
+@pytest.mark.parametrize("method", parameters_of(methods()))
 def test_law_7_resume_is_invisible(method, tmp_path):
     chosen = find_method(method)
     run_options = {**SHORT_RUN, "dataset": default_dataset(chosen), "rounds": 3, "backbone": "cnn-small"}
@@ -110,6 +111,7 @@ class LineTracer:
         return self.trace
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_before_any_line_of_its_loop_ends_in_the_same_bits(tmp_path):
     """Control-C comes between any two lines; state and rounds must not fall apart in the checkpoint that it writes.
 

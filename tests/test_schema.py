@@ -98,6 +98,7 @@ def test_a_number_that_has_a_largest_alone_is_refused_with_it():
         number(high=1)(2)
 
 
+@pytest.mark.slow
 def test_the_records_of_the_project_are_read():
     files = sorted(COMMITTED_RECORDS.rglob(RECORD))
     assert len(files) > 300
@@ -105,6 +106,7 @@ def test_the_records_of_the_project_are_read():
         read_record(file)
 
 
+@pytest.mark.slow
 def test_a_short_round_of_mutations_breaks_nothing():
     assert not faults_of(read_mutated_record, 30)
 

@@ -53,6 +53,7 @@ def imported_commands():
     import_commands()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trial", SHORT_ROUND, ids=lambda trial: trial.__name__)
 def test_a_short_round_of_trials_breaks_nothing(trial, imported_commands):
     assert not faults_of(trial, SHORT_ROUND[trial])

@@ -389,6 +389,7 @@ def finished_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS_THAT_READ)
 def test_no_command_imports_what_any_part_of_a_record_names(command, finished_folder, folder, opened_files):
     """Parts from which something could be taken with each command, and all others with one of the commands in turn."""

@@ -19,7 +19,7 @@ from tests.programs import WAITING_METHOD, WaitingRuns, start_program
 from tests.run_options import THREE_ROUNDS
 from tests.run_parts import file_names, reproducible_parts
 
-pytestmark = pytest.mark.long(worker=0)
+pytestmark = [pytest.mark.long(worker=0), pytest.mark.slow]
 
 # One start of two workers after the other, as by the launcher; in each, one worker does an act in its half of the work.
 PROGRAM = """

@@ -67,6 +67,7 @@ def test_random_images_are_as_many_and_as_large_as_those_of_the_set(name):
     assert drawn["x_test"].shape[1:3] == (image_size, image_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way", "most_kernels", "most_gigabytes"),
     [
