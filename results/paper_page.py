@@ -12,7 +12,7 @@ from studies import Study
 
 from fedcli import registry
 from fedcli.results import paper_tables, plans
-from fedcli.results.render import render, render_github_table
+from fedcli.results.render import escape_markdown, render, render_github_table
 
 SHOWN_SECTIONS = ("Readings", "Known")  # how the titles begin of those of a card that its page repeats
 
@@ -113,7 +113,7 @@ def make_table_sections(planned: Iterable[plans.TablePlan]) -> dict[str, str]:
             if any(run.needs_running for run in plan.runs):
                 shown.append(f"{command} runs what is missing.")
         else:
-            lacking.append([plan.title, str(len(plan.cells)), command])
+            lacking.append([escape_markdown(plan.title), str(len(plan.cells)), command])
     sections = {"## Tables": "\n\n".join(shown)}
     if lacking:
         sections["### Without a finished run"] = render_github_table(["Table", "Cells", "Command"], lacking)

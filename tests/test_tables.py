@@ -371,7 +371,8 @@ def test_latex_is_booktabs_with_everything_escaped():
 
 def test_what_begins_a_row_of_latex_is_no_argument_of_the_command_before_it():
     r"""`\\[2pt]`, `\\*` and `\midrule[2pt]` are commands with an argument, also where it is on the next line."""
-    table = TextTable(["[x]"], [["[2pt]"], ["*a"], ["`[b]`"], ["-[c]"], [""], ["d"]], (), best=[CellIndex(1, 0)])
+    rows = [["[2pt]"], [r"\*a"], ["`[b]`"], ["-[c]"], [""], ["d"]]
+    table = TextTable(["[x]"], rows, (), is_markdown=True, best=[CellIndex(1, 0)])
     lines = render(table, "latex").splitlines()
     begin = lines.index(r"\toprule")
     assert lines[begin + 1 : -2] == [

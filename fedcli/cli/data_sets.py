@@ -117,7 +117,8 @@ def _print_partition(dataset: "Dataset", flag: str, seed: int, parts: "Parts") -
 
     counts = count_classes(parts, dataset.y_train, dataset.num_classes)
     shown = range(dataset.num_classes if dataset.num_classes <= 10 else 0)  # more columns fit no terminal
-    typer.echo(f"\npartition {flag}, seed {seed}, fingerprint {fingerprint(parts)}")
+    typer.echo()
+    say(f"partition {flag}, seed {seed}, fingerprint {fingerprint(parts)}")
     rows = [(client, client_counts.sum(), *client_counts[shown]) for client, client_counts in enumerate(counts)]
     print_table(("Client", "Images", *map(str, shown)), rows)
     num_images = len(dataset.y_train)
@@ -126,7 +127,7 @@ def _print_partition(dataset: "Dataset", flag: str, seed: int, parts: "Parts") -
         typer.echo(f"unused: {unused:,} of {num_images:,} images, which no client holds")
     lost_names = [dataset.class_names[label] for label in lost_classes(parts, dataset.y_train)]
     if lost_names:
-        typer.echo(f"classes that no client has: {', '.join(lost_names)}")
+        say(f"classes that no client has: {', '.join(lost_names)}")
 
 
 def _write_chart(dataset: "Dataset", flag: str, seed: int, parts: "Parts", file: Path) -> None:

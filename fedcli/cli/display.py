@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.text import Text
 
@@ -137,7 +138,8 @@ class Display(ProgressListener):
     def show(self) -> None:
         """Move the bar."""
         position = self.position()
-        self.bar.update(self._task, completed=position.rounds, description=", ".join(position.texts[:2]))
+        texts = ", ".join(position.texts[:2])
+        self.bar.update(self._task, completed=position.rounds, description=escape(printable(texts)))
 
     def round(self, entry: RoundEntry) -> None:
         """Show what a round came to."""

@@ -89,7 +89,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | N
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
     for column, *cells in zip(columns, *rows, strict=True):
         has_numbers = all(str(cell).isdigit() or cell == "" for cell in cells)
-        table.add_column(printable(column), overflow="fold", justify="right" if has_numbers else "left")
+        table.add_column(Text(printable(column)), overflow="fold", justify="right" if has_numbers else "left")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     screen = screen or console()

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedcli.results.intervals import Interval
 from fedcli.results.pairs import Pair
-from fedcli.results.render import MISSING, TextTable
+from fedcli.results.render import MISSING, TextTable, escape_markdown, format_code
 from fedcli.results.verdicts import FEWEST_SEEDS, Answer, Comparison, Evidence, Lead, Verdict
 
 SHIPPED = "verdicts.csv"
@@ -91,8 +91,8 @@ def build_claims_table(answers: Sequence[Answer], runs_texts: Sequence[str] | No
 
     Args:
         answers: The claims with what the records say of them.
-        runs_texts: What the last column says of the runs of each claim; by default how large they are, and the commands
-            that would decide the claim.
+        runs_texts: What the last column says of the runs of each claim, in Markdown; by default how large they are, and
+            the commands that would decide the claim.
     """
     titles = ["Claim", "Verdict", "Paper", "Ours", "Over the last tenth of the rounds", "Runs"]
     if runs_texts is None:
@@ -111,25 +111,25 @@ def _describe_runs(answer: Answer) -> str:
     """Says how large the runs of a claim are, and which command would decide it."""
     runs = []
     if answer.comparison.evidence.folders:
-        runs.append(answer.size)
+        runs.append(escape_markdown(answer.size))
     if answer.command:
-        runs.append(f"decided by `{answer.command}`")
+        runs.append(f"decided by {format_code(answer.command)}")
     return "; ".join(runs) or MISSING
 
 
 def _build_row(answer: Answer, runs_text: str) -> list[str]:
-    """Builds the cells of a claim in the table that is read."""
+    """Builds the cells of a claim in the table that is read, in Markdown."""
     claim = answer.claim
     metric = answer.context.metric
     paper_difference = answer.context.paper_difference
     comparison = answer.comparison
     verdict = comparison.verdict
     return [
-        f"`{claim.name}` {claim.text}",
-        f"{verdict.outcome}, {verdict.reason}" if verdict.reason else verdict.outcome,
+        f"{format_code(claim.name)} {escape_markdown(claim.text)}",
+        escape_markdown(f"{verdict.outcome}, {verdict.reason}" if verdict.reason else verdict.outcome),
         MISSING if paper_difference is None else metric.format_value(paper_difference, "+"),
-        comparison.lead.format(metric),
-        comparison.last_tenth_lead.format(metric),
+        escape_markdown(comparison.lead.format(metric)),
+        escape_markdown(comparison.last_tenth_lead.format(metric)),
         runs_text,
     ]
 

@@ -32,7 +32,7 @@ from fedcli.results.columns import (
 from fedcli.results.groups import SeedGroup, find_shared_settings, group_by_leaderboard, group_runs
 from fedcli.results.metrics import find_metric
 from fedcli.results.render import MISSING, TextTable, render
-from fedcli.results.tables import build_table, build_tables
+from fedcli.results.tables import build_table, build_tables, write_subject
 from fedcli.results.words import describe_data, join_words, name_method
 from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record
@@ -143,14 +143,12 @@ def build_paper_table(
     number_columns = find_number_columns(shown)
     cells.iloc[:, number_columns] = cells.iloc[:, number_columns].replace("", MISSING)
     best = find_cells_under({HEADLINE}, find_best_rows(groups, columns), shown)
-    shared = find_shared_settings(records)
-    shared_text = ", ".join(f"{name} {value}" for name, value in shared.items())
     return TextTable(
         columns=[_write_heading(column) for column in shown],
         rows=cells.to_numpy().tolist(),
         number_columns=number_columns,
         best=best,
-        subject=f"All rows: {shared_text}." if shared_text else "",
+        subject=write_subject(records),
         notes=[*notes.write_notes_on_runs(groups), *notes.write_notes_on_metrics(groups, columns)],
         caption=_write_caption(groups, list(cells), seeds, has_bold=bool(best)),
     )

@@ -120,7 +120,8 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
         best=best,
         csv_rows=[_build_csv_row(cell, plan.reduction) for cell in cells.values()],
         title=plan.title,
-        subject=f"**Reduced: {plan.reduction}. Not the paper's setting.**" if plan.reduction else "",
+        subject=f"Reduced: {plan.reduction}. Not the paper's setting." if plan.reduction else "",
+        is_warning=bool(plan.reduction),
         block_starts=first_of_blocks if has_blocks else (),
         notes=write_notes_on_paper_table(
             plan,

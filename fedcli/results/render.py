@@ -11,13 +11,28 @@ from fedcli.errors import printable
 
 MISSING = "–"
 # Of GitHub's Markdown, with its HTML and mathematics.
-_MARKUP = re.compile(r"[\\`*<>$|~]|\[(?=\^|[^\]]*\][(\[:])|(?<!\w)_|_(?!\w)|&(?=#?\w+;)")
+_MARKUP = re.compile(
+    r"""
+    [\\`*<>$|~]
+    | (?<![^\W_])_ | _(?![^\W_])                        # emphasis, which does not begin or end within a word
+    | \[(?=\^) | \](?=[(\[:])                           # a footnote, and what ends the text of a link
+    | &(?=\#?\w+;)                                      # a character of HTML
+    | ^[-+](?=\s|$) | ^-(?=[-\s]+$)                     # an item of a list, and a rule
+    | ^\[(?=[ xX]\](?:\s|$))                            # the box of a task
+    | ^\#(?=\#{0,5}(?:\s|$)) | (?<=\s)\#(?=\#*$)        # the begin and the end of a heading
+    """,
+    re.VERBOSE,
+)
+_ITEM_NUMBER = re.compile(r"^(\d{1,9})(?=[.)](?:\s|$))")  # of a list
+_CODE_OR_ESCAPE = re.compile(r"(?P<marks>`+)(?P<code>.*?[^`])(?P=marks)(?!`)|\\(?P<escaped>[!-/:-@\[-`{-~])")
 _FORMULA = re.compile(r"^(?=[=+\-@\t\r])")  # for a spreadsheet; an apostrophe before it makes it a text
+_BREAK = "\0"  # between two characters that LaTeX would draw as one; `printable` leaves no text with it
 _TEX = str.maketrans({
     **{character: "\\" + character for character in "&%$#_{}"},
-    "`": "", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "`": r"\textasciigrave{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
     MISSING: "--",
+    _BREAK: "{}",
 })  # fmt: skip
 
 
@@ -32,6 +47,8 @@ class CellIndex(NamedTuple):
 class TextTable:
     """A table of texts, with what is written around it.
 
+    All texts are plain, and `render` escapes them for each format.
+
     Attributes:
         columns: The titles of the columns.
         rows: The texts of the cells, a sequence for each row.
@@ -39,8 +56,9 @@ class TextTable:
         csv_rows: The rows of the CSV, which has other columns, with numbers in full precision.
         title: The title; empty for none.
         subject: A sentence on what the whole table is of; empty for none.
+        is_warning: Whether the subject warns the reader, and is in bold.
         notes: Sentences on what a reader must know of the numbers.
-        is_markdown: Whether the texts of cells and notes are Markdown already, and are not to be escaped.
+        is_markdown: Whether the texts of cells and notes are Markdown already instead, as with code.
         caption: The caption in a paper; if there is one, the table stands in LaTeX's `table`.
         latex_label: The label of that `table`.
         best: The cells in bold.
@@ -53,6 +71,7 @@ class TextTable:
     csv_rows: Sequence[dict[str, Any]] = ()
     title: str = ""
     subject: str = ""
+    is_warning: bool = False
     notes: Sequence[str] = ()
     is_markdown: bool = False
     caption: str = ""
@@ -73,22 +92,26 @@ def _render_markdown(table: TextTable) -> str:
     rows = _mark_rows(table, escape, "**{}**")
     text = render_github_table([*map(escape_markdown, table.columns)], rows, table.number_columns)
     notes = "\n".join(f"- {escape(note)}" for note in table.notes)
-    heading = f"### {table.title}" if table.title else ""
-    parts = [heading, table.subject, text, notes]
+    heading = f"### {escape_markdown(table.title)}" if table.title else ""
+    subject = escape_markdown(table.subject)
+    if subject and table.is_warning:
+        subject = f"**{subject}**"
+    parts = [heading, subject, text, notes]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _render_latex(table: TextTable) -> str:
     r"""Renders a `tabular` for `\usepackage{booktabs}`, in a `table` if it has a caption."""
     alignment = "".join("r" if index in table.number_columns else "l" for index in range(len(table.columns)))
-    lines = [f"% {printable(text)}".replace("*", "") for text in (table.title, table.subject) if text]
+    read = _read_markdown if table.is_markdown else str
+    lines = [f"% {printable(text)}" for text in (table.title, table.subject) if text]
     lines.append(r"% needs \usepackage{booktabs}")
     if table.caption:
         lines += [r"\begin{table}", r"\centering", rf"\caption{{{_escape_tex(table.caption)}}}"]
         lines += [rf"\label{{{table.latex_label}}}", r"\smallskip"]
     lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
     lines.append(" & ".join(map(_escape_tex, table.columns)) + r" \\")
-    marked_rows = _mark_rows(table, _escape_tex, r"\textbf{{{}}}")
+    marked_rows = _mark_rows(table, lambda text: _escape_tex(read(text)), r"\textbf{{{}}}")
     for number, marked_row in enumerate(marked_rows):
         if number == 0 or number in table.block_starts:
             lines.append(r"\midrule")
@@ -96,7 +119,7 @@ def _render_latex(table: TextTable) -> str:
     lines += [r"\bottomrule", r"\end{tabular}"]
     if table.caption:
         lines.append(r"\end{table}")
-    notes = [f"% {printable(note)}" for note in table.notes]
+    notes = [f"% {printable(read(note))}" for note in table.notes]
     return "\n".join([*lines, *notes]) + "\n"
 
 
@@ -143,19 +166,37 @@ def render_github_table(
 
 
 def escape_markdown(text: str) -> str:
-    """Escapes a text for Markdown: on one line, without markup, HTML or mathematics."""
-    return _MARKUP.sub(r"\\\g<0>", printable(text))
+    """Escapes a text for Markdown: on one line, without markup, HTML or mathematics.
+
+    Blanks at its ends, which Markdown does not show and may take for an indentation, are left out.
+    """
+    escaped = _MARKUP.sub(r"\\\g<0>", printable(text).strip())
+    return _ITEM_NUMBER.sub(r"\1\\", escaped)
+
+
+def format_code(text: str) -> str:
+    """Formats a text as code in Markdown, on one line, between more backquotes than it has in a row."""
+    code = printable(text)
+    longest = max(map(len, re.findall("`+", code)), default=0)
+    marks = "`" * (longest + 1)
+    return f"{marks} {code} {marks}" if longest else f"{marks}{code}{marks}"
+
+
+def _read_markdown(markdown: str) -> str:
+    """Returns the plain text of what `escape_markdown` and `format_code` have written."""
+    return _CODE_OR_ESCAPE.sub(lambda match: match["escaped"] or match["code"].strip(), markdown)
 
 
 def _escape_tex(text: str) -> str:
-    r"""Escapes a text for LaTeX, with minus signs and percentages on one line, without Markdown's marks of code.
+    r"""Escapes a text for LaTeX, with minus signs and percentages on one line.
 
     `\\` and `\midrule` would take a `[` or `*` that follows them for their argument, so a leading one stands in braces.
     """
-    escaped = printable(text).translate(_TEX)
+    without_ligatures = re.sub(r"([-',])(?=\1)", rf"\1{_BREAK}", printable(text))
+    escaped = without_ligatures.translate(_TEX)
     escaped = re.sub(r"^(\s*)([\[*])", r"\1{\2}", escaped)
     escaped = re.sub(r"(?<=\d) (?=\\%)", r"\\,", escaped)
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
+    return re.sub(r"(?<![\w-])(?<!-\{\})-(?=\d)", "$-$", escaped)
 
 
 def replace_between_marks(text: str, name: str, content: str) -> str:

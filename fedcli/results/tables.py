@@ -30,7 +30,7 @@ from fedcli.results.columns import (
 from fedcli.results.frame import find_records
 from fedcli.results.groups import find_shared_settings, find_tested_model, group_by_leaderboard, group_runs
 from fedcli.results.metrics import Metric, find_metric
-from fedcli.results.render import TextTable, escape_markdown
+from fedcli.results.render import TextTable
 from fedcli.runs.identity import recorded_changes, settings_of
 from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.schema import Record
@@ -69,7 +69,6 @@ def build_table(
         cells = _select_informative_columns(cells)
     shown = columns.select(cells)
     best = find_cells_under({METHOD.key, HEADLINE}, find_best_rows(groups, columns), shown)
-    shared_text = ", ".join(f"{name} {escape_markdown(value)}" for name, value in find_shared_settings(records).items())
     found_metrics = [find_metric(name) for name in dict.fromkeys(metrics)]
     table_notes = notes.write_notes_on_numbers(groups)
     table_notes += notes.write_notes_on_runs(groups)
@@ -82,7 +81,7 @@ def build_table(
         best=best,
         csv_rows=[collect_numbers(record, found_metrics) for record in records],
         title=title,
-        subject=f"All rows: {shared_text}." if shared_text else "",
+        subject=write_subject(records),
         notes=table_notes,
     )
 
@@ -100,6 +99,12 @@ def build_tables(
         title = leaderboard if len(by_leaderboard) > 1 else ""
         tables.append(build_table(runs, metrics, title, leads=leads, layout=layout))
     return tables
+
+
+def write_subject(records: Sequence[Record]) -> str:
+    """Says which of protocol, data set and partition all rows share; returns an empty text if they share none."""
+    texts = [f"{name} {value}" for name, value in find_shared_settings(records).items()]
+    return f"All rows: {', '.join(texts)}." if texts else ""
 
 
 def _select_informative_columns(cells: pd.DataFrame) -> pd.DataFrame:
