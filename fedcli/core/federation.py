@@ -67,6 +67,13 @@ NOTHING_STAYS = (
 State = TypeVar("State")  # a NamedTuple of tensors that a client keeps, stacked or not
 
 
+class LabelledImages(NamedTuple):
+    """Images on the device, and their classes."""
+
+    images: Tensor  # uint8 [N, channels, H, W]
+    labels: Tensor  # [N]
+
+
 class Predictions(NamedTuple):
     """What a model in evaluation mode gives for some images, on the CPU."""
 
@@ -468,26 +475,28 @@ class Federation(Population):
             Features `[n, D]`, logits `[n, C]` and labels `[n]`, on the CPU.
         """
         network = network or self.network
-        are_of_test = test or index is None
-        images = self.test_images if are_of_test else self.engine.images
-        labels = self.test_labels if are_of_test else self.engine.labels
-        positions = np.arange(len(labels)) if index is None else index
+        if test or index is None:
+            examples = LabelledImages(self.test_images, self.test_labels)
+        else:
+            examples = LabelledImages(self.engine.images, self.engine.labels)
+        if index is None:
+            index = np.arange(len(examples.labels))
         params, buffers = tree_map(lambda leaf: leaf.to(self.device), (params, buffers))  # some may lie on the host
         quick = quick and self.device.type == "cpu"
 
         @torch.no_grad()
         def predict_portion(portion: Tensor) -> Predictions:
-            x = self.transform(images[portion])
+            x = self.transform(examples.images[portion])
             if quick:
                 x = self.engine.copy(x)
             with set_to(by_places, quick):
                 output = network(params, buffers, x, train=False)
-            return Predictions(output.features if with_features else None, output.logits, labels[portion])
+            return Predictions(output.features if with_features else None, output.logits, examples.labels[portion])
 
         with self.timed("evaluate"):
             if quick:
                 params = tree_map(self.engine.copy, params)
-            portions = self.engine.runner.map("predict", predict_portion, self._split_into_portions(positions, quick))
+            portions = self.engine.runner.map("predict", predict_portion, self._split_into_portions(index, quick))
             return to_device(concatenate(portions), "cpu")  # here alone Python waits for the device
 
     def _split_into_portions(self, positions: np.ndarray, quick: bool = False) -> Sequence[Tensor]:
