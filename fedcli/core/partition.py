@@ -51,7 +51,7 @@ class PartitionKind(NamedTuple):
     usage: str  # how its flag is written
     options: tuple[Option, ...] = ()
     column: str = ""  # of the data set that the rule needs beside labels: "domain", "writer" or "place"; or none
-    takes_groups: bool = False  # domains or else writers, where the data have them
+    takes: tuple[str, ...] = ()  # what else of the data the rule is given: "domain_names" or "groups"
     takes_path: bool = False  # as its only option, which may have colons
     takes_remainder: bool = False  # as `classes`, of what is left over when images are divided into shards
     title: str = ""  # what titles call it, with `{}` for its options; empty where the flag itself stands there
@@ -113,7 +113,10 @@ PARTITION_KINDS = (
         options=(Option("", "missing_classes", partial(read_number, low=0)),),
         title="missing classes a client: {}",
     ),
-    PartitionKind("domains", domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", column="domain"),
+    PartitionKind(
+        "domains", domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", column="domain",
+        takes=("domain_names",),
+    ),
     PartitionKind(
         "writers", writers, "writers[:shares]",
         options=(Option("shares", "by_shares", partial(_read_switch, value=True)),),
@@ -152,23 +155,24 @@ class Partition:
                 f"every client needs a training image (got {num_clients} clients and {len(labels)} images); use "
                 f"--num-clients 1 to {len(labels)}."
             )
-        arguments = dict(self.values)
+        columns = {"domain": domain, "writer": writer, "place": place}
+        of_data: dict[str, Any] = {
+            name: None if column is None else np.asarray(column, np.int64) for name, column in columns.items()
+        }
+        of_data["domain_names"] = domain_names
+        of_data["groups"] = of_data["writer"] if domain is None else of_data["domain"]
+        taken = self.kind.takes
         needed = self.kind.column
         if needed:
-            column = {"domain": domain, "writer": writer, "place": place}[needed]
-            if column is None:
+            if of_data[needed] is None:
                 raise UserError(
                     f"partition '{self.flag}' needs a data set with {needed}s (got one without); choose such a data "
                     "set, import this one anew, or use --partition iid."
                 )
-            arguments[needed] = np.asarray(column, np.int64)
-        if needed == "domain":
-            arguments["names"] = domain_names
-        groups = writer if domain is None else domain
-        if self.kind.takes_groups and groups is not None:
-            arguments["groups"] = np.asarray(groups, np.int64)
+            taken = (needed, *taken)
+        arguments = {name: of_data[name] for name in taken}
         try:
-            return self.kind.rule(labels, num_clients, seed=seed, **arguments)
+            return self.kind.rule(labels, num_clients, seed=seed, **arguments, **self.values)
         except Unfit as why:
             sizes = np.bincount(labels)
             raise UserError(
@@ -316,13 +320,17 @@ def _spell_options(kind: PartitionKind, values: dict[str, Any]) -> list[str]:
 
 
 def _parts_from_user(
-    labels: np.ndarray, num_clients: int, seed: int, function: UserFunction, **groups: np.ndarray
+    labels: np.ndarray, num_clients: int, seed: int, function: UserFunction, groups: np.ndarray | None
 ) -> Parts:
-    """Returns what a user's function gives, checked, as int64; it gets `groups` `[N]` if it has such an argument."""
-    parameters = signature(function.function).parameters
-    asked_for = {name: values.copy() for name, values in groups.items() if name in parameters}
+    """Returns what a user's function gives, checked, as int64.
+
+    It gets `groups` `[N]`, domains or else writers, if it has such an argument and the data have them.
+    """
+    keywords = {}
+    if groups is not None and "groups" in signature(function.function).parameters:
+        keywords["groups"] = groups.copy()
     with blame(function.path):
-        lists = function(labels.copy(), num_clients, generator(seed, "partition"), **asked_for)
+        lists = function(labels.copy(), num_clients, generator(seed, "partition"), **keywords)
         parts = [np.asarray(positions) for positions in lists]
     if len(parts) != num_clients:
         raise function.refuse(f"gives no list of {num_clients} clients (got {len(parts)})", "return one list for each")
@@ -350,7 +358,7 @@ def _are_positions(part: np.ndarray, num_examples: int) -> bool:
     return are_whole and part.min() >= 0 and part.max() < num_examples
 
 
-_OF_USER = PartitionKind("./file.py:NAME", _parts_from_user, "./file.py:NAME", takes_groups=True)
+_OF_USER = PartitionKind("./file.py:NAME", _parts_from_user, "./file.py:NAME", takes=("groups",))
 
 
 def fingerprint(parts: Parts) -> str:

@@ -241,12 +241,12 @@ def _consecutive(first: np.ndarray, count: int, num_classes: int) -> np.ndarray:
 
 def domains(
     labels: np.ndarray, num_clients: int, domain: np.ndarray, seed: int,
-    within: Callable[[np.ndarray, int, int], Parts], names: Sequence[str] = (),
+    within: Callable[[np.ndarray, int, int], Parts], domain_names: Sequence[str] = (),
 ) -> Parts:  # fmt: skip
     """Gives every client examples of one domain: the first K/D clients share the first, the next ones the second.
 
     `domain` is that of each example, `[N]`; `within` is the rule for a domain's examples, of labels, clients and seed;
-    `names` are what the domains are called in a refusal.
+    `domain_names` are what the domains are called in a refusal.
     """
     numbers = np.unique(domain)
     num_domains = len(numbers)
@@ -262,7 +262,7 @@ def domains(
         try:
             parts_within = within(labels[positions], num_clients // num_domains, domain_seed)
         except UserError as mistake:
-            name = f"'{names[number]}'" if names else number
+            name = f"'{domain_names[number]}'" if domain_names else number
             raise UserError(f"in domain {name}, {mistake}") from None
         parts += [positions[part] for part in parts_within]
     return Parts(parts)
