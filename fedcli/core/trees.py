@@ -168,9 +168,10 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
             for key in part:
                 _refuse_key(key, path)
             return {"dict": [[key, walk(value, f"{path}/{key}")] for key, value in part.items()]}
+        if isinstance(part, tuple) and hasattr(part, "_fields"):  # a NamedTuple
+            return {type(part).__name__: [walk(getattr(part, field), f"{path}/{field}") for field in part._fields]}
         if isinstance(part, tuple | list):
-            pairs = zip(getattr(part, "_fields", range(len(part))), part, strict=True)
-            return {type(part).__name__: [walk(value, f"{path}/{field}") for field, value in pairs]}
+            return {type(part).__name__: [walk(child, f"{path}/{number}") for number, child in enumerate(part)]}
         if isinstance(part, StoredStates):
             return {"kept": part.rows()}
         raise UserError(f"a tree holds tensors, numbers, texts, dicts, tuples, lists (got {type(part)} at '{path}').")
