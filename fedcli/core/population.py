@@ -167,9 +167,14 @@ class Population:
         return select(tree, torch.as_tensor(positions, device=self.device))
 
     def in_order(self, cohort: Cohort, groups: Sequence[Cohort], trees: Sequence[Tree]) -> Tree:
-        """Joins the groups' stacked trees into one `[K, ...]`, in the cohort's order."""
+        """Joins the groups' stacked trees into one `[K, ...]`, in the cohort's order.
+
+        A term that only some groups have is 0 for the clients of the others.
+        """
         ids = np.concatenate([group.client_ids for group in groups]).tolist()
         order = torch.tensor([ids.index(client) for client in cohort.client_ids], device=self.device)
-        if isinstance(trees[0], dict):  # such as terms
-            trees = fill_missing_terms(trees, [0 * group.weights for group in groups])
+        first, *others = trees
+        if isinstance(first, dict) and any(tree.keys() != first.keys() for tree in others):
+            zeros = [0 * group.weights for group in groups]
+            trees = fill_missing_terms(trees, zeros)
         return select(concatenate(trees), order)
