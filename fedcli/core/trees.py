@@ -168,15 +168,21 @@ def to_names(tree: Tree) -> tuple[Any, dict[str, Tensor]]:
             for key in part:
                 _refuse_key(key, path)
             return {"dict": [[key, walk(value, f"{path}/{key}")] for key, value in part.items()]}
-        if isinstance(part, tuple) and hasattr(part, "_fields"):  # a NamedTuple
-            return {type(part).__name__: [walk(getattr(part, field), f"{path}/{field}") for field in part._fields]}
         if isinstance(part, tuple | list):
-            return {type(part).__name__: [walk(child, f"{path}/{number}") for number, child in enumerate(part)]}
+            children = _children_by_field(part)
+            return {type(part).__name__: [walk(child, f"{path}/{field}") for field, child in children.items()]}
         if isinstance(part, StoredStates):
             return {"kept": part.rows()}
         raise UserError(f"a tree holds tensors, numbers, texts, dicts, tuples, lists (got {type(part)} at '{path}').")
 
     return walk(tree, ""), tensors
+
+
+def _children_by_field(part: Any) -> dict[Any, Tree]:
+    """Returns the children of a NamedTuple by its fields, and those of another tuple or a list by their numbers."""
+    if hasattr(part, "_fields"):
+        return part._asdict()
+    return dict(enumerate(part))
 
 
 def _refuse_key(key: Any, path: str) -> None:
