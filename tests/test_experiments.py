@@ -80,6 +80,11 @@ def test_typed_seeds_go_before_the_seed_of_a_file_which_may_name_a_step_with_its
             "'from' in 'exp.toml' is no option with a value or a list (got 'a'); leave it out.",
             id="from",
         ),
+        pytest.param(
+            f"{TOML}eval-every = 1\neval_every = 2",
+            "'eval_every' in 'exp.toml' stands there twice (got it with - and with _); leave one out.",
+            id="two spellings",
+        ),
         pytest.param(f"{TOML}lr = ", "'exp.toml' cannot be read (", id="no TOML"),
         pytest.param(f"{TOML}seed = 1\nseeds = [1]", "--seed 1 was given with --seeds", id="seed and seeds"),
         pytest.param(

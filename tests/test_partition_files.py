@@ -71,6 +71,7 @@ def test_a_list_alone_and_an_npz_file_are_the_same_split(tmp_path):
         ([[2, 2], [1]], ["position 2 is twice in one list"]),
         ({"train": [[0], [1]], "test": [[2]]}, ["must be lists", "2 lists to train on, 1 to test on"]),
         ([[0.5], [1]], ["must be lists", "'float' object"]),
+        ([[True], [0]], ["must be lists", "has true or false in it"]),
         ({"one": [0]}, ["must be lists", "train_0"]),
         ({"train": [[0], [1]], "Test": [[5], [4]]}, ["unknown name 'Test'"]),
         ({"train": [[0], [1]], "tests": [[5], [4]]}, ["unknown name 'tests'"]),
@@ -80,6 +81,19 @@ def test_wrong_splits_are_refused(tmp_path, split, words):
     dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
     with raises_user_error(*words):
         deal_parts(dataset, write_split(tmp_path, split), 2)
+
+
+def test_a_file_of_windows_is_read_and_one_with_two_lists_of_a_name_refused(tmp_path):
+    dataset = import_arrays("mine", tmp_path / "a", **image_arrays((4, 4), 3))
+    flag = write_split(tmp_path, {"train": [[8, 0], [2]]})
+    expected = fingerprint(deal_parts(dataset, flag, 2))
+    file = tmp_path / "split.json"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        file.write_text('{\r\n"train": [\r\n[8, 0],\r\n[2]\r\n]\r\n}\r\n', encoding=encoding, newline="")
+        assert fingerprint(deal_parts(dataset, flag, 2)) == expected
+    file.write_text('{"train": [[8, 0], [2]], "test": [[1], [3]], "train": [[4], [5]]}')
+    with raises_user_error("must be lists", "it has the name 'train' twice"):
+        deal_parts(dataset, flag, 2)
 
 
 def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from operator import index
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,7 +82,8 @@ def read_lists(path: Path) -> Lists:
                 content[split] = [arrays[name] for name in names]
                 unread -= set(names)
     else:
-        read = json.loads(path.read_bytes())  # which a mark of the encoding may begin
+        # Bytes, which a mark of the encoding may begin.
+        read = json.loads(path.read_bytes(), object_pairs_hook=_dict_of_pairs)
         content = read if isinstance(read, dict) else {"train": read}
         unread = content.keys() - set(SPLITS)
     if unread:
@@ -94,8 +95,20 @@ def read_lists(path: Path) -> Lists:
     return Lists(train, test)
 
 
+def _dict_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes a dict of the pairs of a JSON object; refuses a name that stands twice, of which JSON takes the last."""
+    content: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in content:
+            raise ValueError(f"it has the name '{name}' twice")
+        content[name] = value
+    return content
+
+
 def _positions(listed: Iterable) -> np.ndarray:
-    """Whole numbers as int64; anything else is refused."""
+    """Whole numbers as int64; anything else is refused, also true and false, which Python takes for 1 and 0."""
+    if any(isinstance(position, bool) for position in listed):
+        raise ValueError("a list has true or false in it")
     return np.fromiter(map(index, listed), np.int64)
 
 

@@ -138,7 +138,10 @@ def _options_of_file(path: str) -> dict[str, Any]:
             continue
         if isinstance(value, list) and key not in REPEATABLE_OPTIONS:
             value = ",".join(map(str, value))
-        options[key.replace("-", "_")] = value
+        name = key.replace("-", "_")
+        if name in options:
+            raise UserError(f"'{key}' in '{path}' stands there twice (got it with - and with _); leave one out.")
+        options[name] = value
     return options
 
 
