@@ -118,6 +118,32 @@ def test_a_network_that_is_another_one_each_time_it_is_made_is_refused(draw):
         build("x = x + self.c; " + RETURN_LOGITS, layers)
 
 
+def test_a_network_that_is_made_once_is_refused():
+    """All seeds would have its weights."""
+    write_network(RETURN_LOGITS, "")
+    source = Path("net.py").read_text()
+    Path("net.py").write_text(f"{source}\nNET = Net(1, 8, 5)\ndef made_once(*sizes):\n    return NET\n")
+    with raises_user_error("'made_once' in", "gives the same module each time", "make a new one"):
+        backbones.build("./net.py:made_once", 1, 8, 5, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "misplaced"),
+    [
+        ("num_classes, channels, image_size", "num_classes"),
+        ("channels, num_classes, image_size", "num_classes"),
+        ("channels, image_size=8, width=4, num_classes=5", "num_classes"),
+        ("*sizes, channels=1", "channels"),
+        ("size, channels, num_classes", "channels"),
+    ],
+)
+def test_arguments_of_a_network_in_another_order_are_refused(arguments, misplaced):
+    """They are given by position; numbers that happen to be equal would hide that they are others."""
+    Path("net.py").write_text(f"from torch import nn\ndef net({arguments}):\n    return nn.Linear(8, 8)\n")
+    with raises_user_error(f"'net' in '{Path('net.py').resolve()}' has its argument {misplaced} at another place"):
+        backbones.build("./net.py:net", 1, 8, 8, seed=3)
+
+
 @pytest.mark.parametrize(
     ("forward", "layers", "words"),
     [

@@ -20,6 +20,7 @@ from fedcli.runs.identity import planned_settings, settings_of
 from fedcli.runs.options import flags_of
 from fedcli.runs.record import read_record
 from fedcli.runs.resolve import resolve
+from fedcli.userfiles import modules
 from tests.commands import output_of, run_command
 from tests.example_parts import PARTS_FILE, PARTS_OPTIONS
 from tests.listeners import Stop, StopAfter
@@ -283,6 +284,22 @@ def test_a_function_imports_the_file_beside_it_as_it_was_when_its_own_file_was_i
     with raises_user_error("helper.py' has changed since", "main.py' was imported; start again."):
         new_function()
     assert userfiles.find_user_function("main.py:f", "metric")() == 3
+
+
+def test_a_file_that_is_edited_while_it_is_imported_is_refused(monkeypatch):
+    """A record would have the hash of the one, and results of the other."""
+    Path("main.py").write_text("def f():\n    return 1\n")
+
+    def hash_and_edit(path):
+        digest = userfiles.file_hash(path)
+        monkeypatch.setattr(modules, "file_hash", userfiles.file_hash)
+        Path(path).write_text("def f():\n    return 2\n")
+        return digest
+
+    monkeypatch.setattr(modules, "file_hash", hash_and_edit)
+    with raises_user_error("main.py' or one that it imports has changed while it was read; start again."):
+        userfiles.find_user_function("main.py:f", "metric")
+    assert userfiles.find_user_function("main.py:f", "metric")() == 2
 
 
 def test_a_record_has_the_hashes_of_the_code_that_ran_though_its_files_were_edited_meanwhile():
@@ -634,6 +651,25 @@ def test_a_partition_gets_labels_a_generator_and_groups():
     drawn = split_by("np.split(rng.permutation(10), 2)")
     drawn_again = split_by("np.split(rng.permutation(10), 2)")
     assert partition.fingerprint(drawn) == partition.fingerprint(drawn_again)
+
+
+def test_arguments_of_a_partition_in_another_order_are_refused():
+    write_function("labels, rng, num_clients", "[]")
+    with raises_user_error("'f' in", "has its argument rng at another place (got labels, rng, num_clients)"):
+        partition.from_flag("./own.py:f")
+
+
+def test_what_is_changed_or_left_out_of_a_data_set_is_said():
+    arrays = "x=np.arange(192).reshape(12, 4, 4) / 255, y=np.arange(12) % 3, client=np.arange(12)"
+    dataset = load_data(f"dict({arrays}, Class_Names=np.array(['ant', 'bee', 'cat']))")
+    assert dataset.class_names == ("ant", "bee", "cat")
+    path, *notes = dataset.source.split("; ")
+    assert path == "./own.py:f"
+    assert notes == [
+        "left out: the arrays client",
+        "pixels x from 0 to 0.74902 became 8 bits, (x + 0) * 255",
+        "a fixed fifth of each class is kept to test on",
+    ]
 
 
 def test_a_data_set_is_checked_and_in_canonical_order():

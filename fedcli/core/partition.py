@@ -224,7 +224,9 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
         UserError: An unknown name, or a parameter that is missing, superfluous or out of range.
     """
     if names_user_file(flag):
-        return Partition(flag, _OF_USER, {"function": find_user_function(flag, "partition")})
+        function = find_user_function(flag, "partition")
+        function.refuse_other_order("labels", "num_clients", "rng")
+        return Partition(flag, _OF_USER, {"function": function})
     around, plus, skew = flag.partition("+")
     if around == "domains":
         within = from_flag(skew if plus else "iid", remainder)

@@ -45,10 +45,13 @@ def network_from_user(function: UserFunction, channels: int, image_size: int, nu
         UserError: The first of these that does not hold, or what an engine that trains copies of the network's tensors
             could not keep.
     """
+    function.refuse_other_order("channels", "image_size", "num_classes")
     with preserve_random_state():
         tried_again = _try_module(function, channels, image_size, num_classes)
     tried = _try_module(function, channels, image_size, num_classes)
     module = tried.module
+    if tried_again.module is module:
+        raise function.refuse("gives the same module each time, which no seed draws", "make a new one in each call")
     if isinstance(tried.logits, Tensor) and not torch.equal(tried_again.logits.nan_to_num(), tried.logits.nan_to_num()):
         raise function.refuse(
             "is another network each time it is made, so that a loaded model would not be the trained one",

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
@@ -35,6 +36,23 @@ class UserFunction:
         line = getattr(getattr(self.function, "__code__", None), "co_firstlineno", None)
         with unchanged([str(self.path)]), blame(self.path, line):
             return self.function(*args, **keywords)
+
+    def refuse_other_order(self, *names: str) -> None:
+        """Refuses a function with arguments of these names in another order, as it is called by position.
+
+        Raises:
+            UserError: An argument of one of the names stands at another place.
+        """
+        try:
+            parameters = list(signature(self.function).parameters)
+        except (TypeError, ValueError):  # some functions of C have none that Python can read
+            return
+        for position, parameter in enumerate(parameters):
+            if parameter in names and names.index(parameter) != position:
+                raise self.refuse(
+                    f"has its argument {parameter} at another place (got {', '.join(parameters)})",
+                    f"begin with {', '.join(names)}, in this order",
+                )
 
     def refuse(self, fault: str, remedy: str) -> UserError:
         """Returns an error, to be raised by the caller, for a function that does not give what it should."""
@@ -109,7 +127,7 @@ def import_file(path: str, kind: str) -> ModuleType:
     name = f"{_PREFIX}{digest[:12]}"
     _hashes_of_modules[name] = hash_now
     if name not in sys.modules:
-        _import_as(name, path)
+        _import_as(name, path, hash_now)
     _newest_modules[path] = name
     return sys.modules[name]
 
@@ -125,12 +143,18 @@ def imported_hash(path: str) -> str:
     return file_hash(path) if name is None else _hashes_of_modules[name]
 
 
-def _import_as(name: str, path: str) -> None:
+def _import_as(name: str, path: str, expected_hash: str) -> None:
     """Imports a user's file as the module of a name, which imports files beside it first.
 
     A function may import one of them later: as it was when the file was imported, whose hash is of both.
+
+    Raises:
+        UserError: The file fails, or its content has no longer the hash by which a record would know it again.
     """
+    content = Path(path).read_bytes()
     hashes = {file: file_hash(file) for file in imported_files(Path(path))}
+    if file_hash(path) != expected_hash:
+        raise UserError(f"the file '{path}' or one that it imports has changed while it was read; start again.")
     imported: dict[Path, ModuleType] = {}
 
     def import_(other: str, *arguments: Any, **keywords: Any) -> ModuleType:
@@ -150,7 +174,7 @@ def _import_as(name: str, path: str) -> None:
     try:
         # No loader, whose cached bytecode is blind to a change within a second.
         with unchanged([path]), blame(path):
-            exec(compile(Path(path).read_bytes(), path, "exec"), vars(module))
+            exec(compile(content, path, "exec"), vars(module))
     except BaseException:
         del sys.modules[name]
         raise
