@@ -16,7 +16,7 @@ import torch
 
 import fedcli
 from fedcli.data import catalog as known
-from fedcli.data import datasets, imports, official
+from fedcli.data import datasets, file_formats, imports, official
 from fedcli.data.cache import cache_folder
 from fedcli.data.conversion import convert
 from fedcli.data.dataset import Dataset, channel_statistics, from_arrays, stratified_subset
@@ -320,6 +320,37 @@ def test_a_file_or_folder_is_taken_where_it_stands(tmp_path, monkeypatch):
     assert imports.import_if_path("folder") != folder
 
 
+def edit(folder):
+    next(folder.rglob("*.png")).write_bytes(b"another")
+
+
+def add(folder):
+    (folder / "train" / "0" / "new.png").write_bytes(b"new")
+
+
+def take_away(folder):
+    next(folder.rglob("*.png")).unlink()
+
+
+@pytest.mark.parametrize("change", [edit, add, take_away])
+@pytest.mark.parametrize("begin", [imports.import_if_path, lambda path: imports.import_path("mine", Path(path))])
+def test_a_folder_that_changes_while_it_is_read_is_refused(begin, change, tmp_path, cache, monkeypatch):
+    """What was read would be kept for good, under the hash of what was there before."""
+    folder = write_image_folder(tmp_path / "folder", image_arrays((8, 8), 2), ["0", "1"])
+    read = file_formats.read
+
+    def read_and_change(path, *arguments):
+        columns = read(path, *arguments)
+        change(folder)
+        return columns
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_formats, "read", read_and_change)
+        with raises_user_error(".png' has changed while", "start again when all of it is there"):
+            begin(str(folder))
+    assert not cache.exists()
+
+
 # .npz files that are wrong
 
 
@@ -354,6 +385,8 @@ BAD_ARRAYS = {
     "labels beyond class_names": bad_arrays("0 to 2", "0 to 1", "class_names", class_names=np.array(["a", "b"])),
     "a wild label": BadArrays(WILD_LABEL, ("0 to 2000000000", "0 to 8")),
     "a name twice": bad_arrays("class_names has a name twice", class_names=np.array([["a"], ["b"], ["a"]])),
+    "a name in two spellings": bad_arrays("another array of the same", Class_Names=np.array(["b", "a", "c"])),
+    "a name in two Unicode forms": bad_arrays("in two Unicode forms", class_names=np.array(["\xe9", "e\u0301", "c"])),
     "a name of two lines": bad_arrays("of several lines", class_names=np.array(["two\nlines", "b", "c"])),
     "pickled names": bad_arrays("allow_pickle=False", class_names=np.array(["a", 1, None], object)),
     "half the writers": bad_arrays("no array writer_train", writer_test=np.zeros(6, int)),
@@ -541,6 +574,13 @@ def test_named_classes_without_training_images_are_said(tmp_path):
     np.savez(tmp_path / "a.npz", **arrays)
     _, notes = imports.import_path("mine", tmp_path / "a.npz")
     assert notes == ["without training images: class3, class4, class5, class6, class7 and 2 more"]
+
+
+def test_arrays_of_no_meaning_are_said(tmp_path):
+    arrays = image_arrays((4, 4), 3) | {"client_train": np.zeros(9), "Domain_names": np.array(["a"])}
+    np.savez(tmp_path / "a.npz", **arrays)
+    _, notes = imports.import_path("mine", tmp_path / "a.npz")
+    assert notes == ["left out: the arrays client_train"]
 
 
 def test_images_that_are_all_alike_are_refused(tmp_path, cache):

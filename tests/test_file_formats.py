@@ -417,12 +417,13 @@ def test_the_limit_of_memory_counts_the_images_of_femnist_and_not_their_text(tmp
         imports.import_path("femnist", tmp_path / "all_data")
 
 
-def test_a_split_that_leaf_has_made_is_taken(tmp_path):
+@pytest.mark.parametrize("spelling", [str.lower, str.title, str.upper])
+def test_a_split_that_leaf_has_made_is_taken(spelling, tmp_path):
     train, _ = leaf_files()
     test, written_in_test = leaf_files(6, first=100)
-    contents = {f"train/{name}": content for name, content in train.items()}
+    contents = {f"{spelling('train')}/{name}": content for name, content in train.items()}
     for name, content in test.items():
-        contents[f"test/{name}"] = content
+        contents[f"{spelling('test')}/{name}"] = content
         contents[f"all_data/{name}"] = content
 
     _, notes = imports.import_path("femnist", write_files(tmp_path / "data", contents))
@@ -466,6 +467,13 @@ def leaf_with_a_label_too_many():
     return leaf_file_of(lambda writer: writer["y"].append(1))
 
 
+def leaf_with_other_images_in_another_file():
+    contents, _ = leaf_files(num_writers=4, per_file=4)
+    (file,) = contents.values()
+    (other_file,) = leaf_with_pixel(0.25).values()
+    return {"all_data/all_data_0.json": file, "old/all_data/all_data_0.json": other_file}
+
+
 def leaf_with_one_writer():
     contents, _ = leaf_files(num_writers=1)
     return contents
@@ -473,6 +481,12 @@ def leaf_with_one_writer():
 
 def without(contents, name):
     return {file: content for file, content in contents.items() if not file.endswith(name)}
+
+
+def with_line(contents, line):
+    """MNIST-M's files, with one more line in the list of the test images."""
+    name = "mnist_m_test_labels.txt"
+    return contents | {name: contents[name] + line}
 
 
 SYNTH = matlab_files(known_images("synth-digits"), "synth-digits")
@@ -496,6 +510,16 @@ BAD_FILES = {
     "class 62": BadFiles("femnist", leaf_with_label(62), ("0 to 61",)),
     "labels missing": BadFiles("femnist", leaf_with_a_label_too_many(), ("a label",)),
     "one writer": BadFiles("femnist", leaf_with_one_writer(), ("0 images are to train",)),
+    "two of a writer": BadFiles(
+        "femnist", leaf_with_other_images_in_another_file(), ("another file has other images of the writer f0",)
+    ),
+    "two classes": BadFiles(
+        "mnist-m", with_line(LISTED, b"00000000.png 10\n"), ("has two classes for '00000000.png'",)
+    ),
+    "a class of two words": BadFiles(
+        "mnist-m", with_line(LISTED, b"a.png tiger cat\n"), ("the line 'a.png tiger cat' of", "put a tab between")
+    ),
+    "no class": BadFiles("mnist-m", with_line(LISTED, b"a.png\n"), ("the line 'a.png' of", "put a tab between")),
     "an image missing": BadFiles("tiny-imagenet", without(TINY_IMAGENET, "val/images/7.JPEG"), ("7.JPEG",)),
     "an image not listed": BadFiles(
         "mnist-m", LISTED | {"mnist_m_test/9.png": encode_image(np.eye(9) > 0)}, ("do not fit", "9.png")
@@ -615,9 +639,10 @@ def test_a_class_may_be_called_as_a_split_is(domains, tmp_path):
     assert len(dataset.y_train) + len(dataset.y_test) == 5 * len(pictures)
 
 
-def test_a_folder_images_hides_only_what_lies_beside_it(tmp_path):
+@pytest.mark.parametrize("inner", ["images", "Images"])
+def test_a_folder_images_hides_only_what_lies_beside_it(inner, tmp_path):
     pictures = {}
-    for number, (domain, name) in enumerate(product(["amazon/images", "sketch", "amazon/masks"], ["ant", "bee"])):
+    for number, (domain, name) in enumerate(product([f"amazon/{inner}", "sketch", "amazon/masks"], ["ant", "bee"])):
         pictures[domain, name] = [random_pixels(10 * number + image, (4, 4)) for image in range(5)]
     folder = write_office(tmp_path / "set", pictures)
     write_files(folder, {"amazon/plan.png": encode_image(random_pixels(99, (4, 4)))})
@@ -627,6 +652,30 @@ def test_a_folder_images_hides_only_what_lies_beside_it(tmp_path):
     dataset = datasets.load("mine")
     assert dataset.domain_names == ("amazon", "sketch")
     assert len(dataset.y_train) + len(dataset.y_test) == 20
+
+
+@pytest.mark.parametrize("inner", ["images", "Images", "IMAGES"])
+def test_a_folder_images_within_a_class_is_no_class(inner, tmp_path):
+    pictures = {}
+    for number, name in enumerate(["ant", "bee"]):
+        pictures[name, inner] = [random_pixels(10 * number + image, (4, 4)) for image in range(5)]
+    dataset = import_dataset("mine", write_office(tmp_path / "set", pictures))
+    assert dataset.class_names == ("ant", "bee")
+    assert dataset.domain_names == ()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_lists_of_classes_may_be_of_windows_and_name_classes_of_several_words(encoding, line_end, tmp_path):
+    contents = {}
+    for split in SPLITS:
+        lines = ["my first.png\ttiger cat", "2.png\ttiger shark", "", "3.png ant", ""]
+        contents[f"{split}_labels.txt"] = line_end.join(lines).encode(encoding)
+        for name in ("my first", "2", "3"):
+            contents[f"{split}/{name}.png"] = encode_image(random_pixels(len(contents), (4, 4)))
+    dataset = import_dataset("mine", write_files(tmp_path / "set", contents))
+    assert dataset.class_names == ("ant", "tiger cat", "tiger shark")
+    assert dataset.y_train.tolist() == dataset.y_test.tolist() == [0, 1, 2]
 
 
 def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):
@@ -705,6 +754,22 @@ def leave_a_table_only(folder):
     write_files(folder, {"0.csv": b"1,2"})
 
 
+def spell_a_class_otherwise(folder):
+    (folder / "test" / "ant").rename(folder / "test" / "Ant")
+
+
+def spell_a_domain_otherwise(folder):
+    for split in SPLITS:
+        domain = "Art" if split == "train" else "art"
+        (folder / domain).mkdir()
+        (folder / split).rename(folder / domain / split)
+
+
+def compose_a_class_otherwise(folder):
+    (folder / "train" / "ant").rename(folder / "train" / "\xe9")
+    (folder / "test" / "ant").rename(folder / "test" / "e\u0301")
+
+
 class BadFolder(NamedTuple):
     spoil: Any  # what makes it bad
     words: tuple[str, ...]  # of the refusal
@@ -717,6 +782,11 @@ BAD_FOLDERS = {
     "mixed depths": BadFolder(
         add_a_folder_within_a_class_without_splits, ("cat/ant/", "a folder within a class", "but 'dog/", "in none")
     ),
+    "case of a class": BadFolder(
+        spell_a_class_otherwise, ("are of 'ant' and test images of 'Ant'", "spell both alike")
+    ),
+    "case of a domain": BadFolder(spell_a_domain_otherwise, ("are of 'Art' and test images of 'art'", "spell both")),
+    "Unicode of a class": BadFolder(compose_a_class_otherwise, ("'\xe9' is in class_names in two Unicode forms",)),
     "16 bits": BadFolder(add_an_image_of_16_bits, ("deep.png", "8 bits")),
     "no test": BadFolder(remove_the_test_images, ("0 to test on",)),
     "no form": BadFolder(leave_a_table_only, ("0.csv", *file_formats.FILE_FORMATS)),

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -151,6 +152,10 @@ def test_a_name_or_folder_that_does_not_fit_is_refused(tmp_path, cache):
     write_pfllib_folder(tmp_path / "Set")
     with raises_user_error("'fmnist' is not possible", "fmnist-pfllib"):
         imports.import_path("fmnist", tmp_path / "Set")
+    shutil.copy(tmp_path / "Set" / "test" / "2.npz", tmp_path / "Set" / "test" / "3.npz")
+    with raises_user_error("'test/3.npz' is of none of the 3 clients in train"):
+        imports.import_path("mine", tmp_path / "Set")
+    (tmp_path / "Set" / "test" / "3.npz").unlink()
     (tmp_path / "Set" / "test" / "2.npz").unlink()
     with raises_user_error("2.npz", "cannot be read"):
         imports.import_path("mine", tmp_path / "Set")

@@ -4,6 +4,8 @@ A ValueError says what is wrong; `reading`, around it, adds in which file and wh
 """
 
 import math
+import unicodedata
+from collections import Counter
 
 import numpy as np
 
@@ -38,6 +40,7 @@ def convert(columns: Columns, notes: list[str]) -> Columns:
         notes.append("the labels counted from 1")
     for name in sorted(NAMES_OF.keys() & columns.keys()):
         columns |= _numbered(name, columns, num_train, notes)
+        _refuse_other_spelling(name, columns)
     trained = columns["y"][~columns["test"]]
     untrained = np.delete(columns["class_names"], np.unique(trained))
     if len(untrained):
@@ -116,6 +119,28 @@ def _numbered(column: str, columns: Columns, num_train: int, notes: list[str]) -
     if is_repeated or not all(name.isprintable() for name in names):
         raise ValueError(f"{key} has a name twice, or one of several lines")
     return {column: numbers, key: names}
+
+
+def _refuse_other_spelling(column: str, columns: Columns) -> None:
+    """Refuses classes or domains, by the column `y` or `domain`, that are two by the spelling of a name alone.
+
+    Raises:
+        ValueError: Two names are one in Unicode's composed form; or they are but for upper case, and one has training
+            images alone and the other test images.
+    """
+    key = NAMES_OF[column]
+    names = [unicodedata.normalize("NFC", name) for name in columns[key]]
+    (most_frequent, times), *_ = Counter(names).most_common(1)
+    if times > 1:
+        raise ValueError(f"'{most_frequent}' is in {key} in two Unicode forms: rename one of them")
+    is_test = columns["test"]
+    trained = {names[number] for number in np.unique(columns[column][~is_test])}
+    tested = {names[number] for number in np.unique(columns[column][is_test])}
+    only_tested = {name.casefold(): name for name in sorted(tested - trained)}
+    for name in sorted(trained - tested):
+        other = only_tested.get(name.casefold())
+        if other is not None:
+            raise ValueError(f"training images are of '{name}' and test images of '{other}': spell both alike")
 
 
 def _and_more(count: int) -> str:

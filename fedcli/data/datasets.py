@@ -131,8 +131,10 @@ def _from_user(text: str, digest: str) -> Dataset:
     arrays = find_user_function(text, "data set")()
     with reading(text, f"a function that returns a dict of {NPZ_CONTENT}"):
         arrays = {key: np.asarray(value) for key, value in arrays.items()}
-        columns = convert(join_splits(arrays, []), [])
-    return from_arrays(short_name(text), canonical_arrays(columns) | {"source": np.array(text)})
+        notes: list[str] = []
+        columns = convert(join_splits(arrays, notes), notes)
+    source = np.array("; ".join([text, *notes]))
+    return from_arrays(short_name(text), canonical_arrays(columns) | {"source": source})
 
 
 def public_images(name: str, private: Dataset, count: int | None, seed: int) -> Dataset:
@@ -174,7 +176,9 @@ def describe(name: str) -> dict[str, Any]:
     sizes: dict[str, Any]
     if names_user_file(name):
         kind = "your own"
-        sizes = _sizes_in_memory(load(name))
+        dataset = load(name)
+        note = dataset.source
+        sizes = _sizes_in_memory(dataset)
     elif is_in_cache(name):
         with reading(cache_file(name), NPZ_FILE), np.load(cache_file(name), allow_pickle=False) as file:
             sizes = _sizes_in_file(file)

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,19 +55,8 @@ def join_splits(arrays: Arrays, notes: list[str]) -> Columns:
 
     There is no column `test` where nothing names a split. Adds to the notes what was left out.
     """
-    by_column: dict[str, Arrays] = {"x": {}, "y": {}}  # then by split
-    for key, values in arrays.items():
-        match = _ARRAY_NAME.fullmatch(key.lower())
-        assert match is not None  # the expression takes any text
-        split_before, word, split_after = match.groups(default="")
-        if word in COLUMN_OF_WORD:
-            by_split = by_column.setdefault(COLUMN_OF_WORD[word], {})
-            split = split_before or split_after
-            if split in by_split and not np.array_equal(by_split[split], values):
-                raise ValueError(f"it has '{key}' and another array of the same meaning: leave one out")
-            by_split[split] = values
+    columns, by_column = _by_meaning(arrays, notes)
     splits = choose_splits(set().union(*by_column.values()), notes)
-    columns = {name: arrays[name] for name in NAMES_OF.values() if name in arrays}
     for column, by_split in by_column.items():
         for split in splits:
             name = f"{column}_{split}".rstrip("_")
@@ -82,6 +72,41 @@ def join_splits(arrays: Arrays, notes: list[str]) -> Columns:
     if splits != [""]:
         columns["test"] = np.repeat([False, True], [len(array) for array in images])
     return columns
+
+
+class _ArraysByMeaning(NamedTuple):
+    """The arrays of a file by what they hold."""
+
+    names: Columns  # `class_names` and `domain_names`, where there are some
+    by_column: dict[str, Arrays]  # the others, by column and then by split
+
+
+def _by_meaning(arrays: Arrays, notes: list[str]) -> _ArraysByMeaning:
+    """Finds out by their names what arrays hold; adds to the notes those whose names say nothing."""
+    names: Columns = {}
+    by_column: dict[str, Arrays] = {"x": {}, "y": {}}
+    others = []
+    for key, values in arrays.items():
+        match = _ARRAY_NAME.fullmatch(key.lower())
+        assert match is not None  # the expression takes any text
+        split_before, word, split_after = match.groups(default="")
+        if key.lower() in NAMES_OF.values():
+            _add_once(names, key.lower(), key, values)
+        elif word in COLUMN_OF_WORD:
+            by_split = by_column.setdefault(COLUMN_OF_WORD[word], {})
+            _add_once(by_split, split_before or split_after, key, values)
+        elif key != "source":  # which a file of the cache has
+            others.append(key)
+    if others:
+        notes.append(f"left out: the arrays {', '.join(others)}")
+    return _ArraysByMeaning(names, by_column)
+
+
+def _add_once(arrays: Arrays, name: str, key: str, values: np.ndarray) -> None:
+    """Adds an array, which its file calls `key`, under a name; refuses another one that is there already."""
+    if name in arrays and not np.array_equal(arrays[name], values):
+        raise ValueError(f"it has '{key}' and another array of the same meaning: leave one out")
+    arrays[name] = values
 
 
 def choose_splits(named: set[str], notes: list[str]) -> list[str]:

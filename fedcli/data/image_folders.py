@@ -89,17 +89,17 @@ def _without_those_beside_images(names: list[str], notes: list[str]) -> list[str
     parents = set()  # of the folders `images`
     for folders in folders_above.values():
         for folder in folders:
-            if os.path.basename(folder) == "images":
+            if os.path.basename(folder).lower() == "images":
                 parents.add(os.path.dirname(folder))
-    kept = [name for name in names if "/images/" in f"/{name}" or parents.isdisjoint(folders_above[name])]
+    kept = [name for name in names if "/images/" in f"/{name.lower()}" or parents.isdisjoint(folders_above[name])]
     if len(kept) < len(names):
         notes.append(f"left out: {len(names) - len(kept):,} images beside a folder 'images'")
     return kept
 
 
 def _without_images_folder(name: str) -> str:
-    """Returns the path of an image without the folder `images` that it may lie in."""
-    return re.sub("(^|/)images/", r"\1", name)
+    """Returns the path of an image without the folder `images`, in any case, that it may lie in."""
+    return re.sub("(^|/)(?i:images)/", r"\1", name)
 
 
 def _read_path(name: str) -> _Picture:
@@ -150,12 +150,29 @@ def _with_splits_as_classes(pictures: list[_Picture], notes: list[str]) -> list[
 
 
 def _read_class_lists(source: Source) -> dict[str, dict[str, str]]:
-    """Of the splits that have a list of them, the class of each image by its file."""
+    """Of the splits that have a list of them, the class of each image by its file.
+
+    Raises:
+        ValueError: A line or two leave it open what the class of a file is.
+    """
     classes = {}
     for name in source.names:
         match = _CLASS_LIST.fullmatch(name)
         if match is not None:
-            text = (source.folder / name).read_text(encoding="utf-8", errors="replace")
-            split = match[1].lower()
-            classes[split] = dict(re.findall(r"^(\S+)[ \t]+(\S+)", text, re.MULTILINE))
+            text = (source.folder / name).read_text(encoding="utf-8-sig", errors="replace")
+            classes[match[1].lower()] = _read_class_list(name, text)
+    return classes
+
+
+def _read_class_list(name: str, text: str) -> dict[str, str]:
+    """Returns the class of each file in a list: two words of a line, or the first two columns where it has tabs."""
+    classes: dict[str, str] = {}
+    for line in filter(str.strip, text.split("\n")):
+        has_tabs = "\t" in line
+        words = [word.strip() for word in line.split("\t")] if has_tabs else line.split()
+        if len(words) < 2 or (len(words) > 2 and not has_tabs):
+            raise ValueError(f"the line '{line.strip()}' of '{name}' is no file and its class: put a tab between them")
+        file, label, *_ = words  # in Tiny-ImageNet's lists a box follows
+        if classes.setdefault(file, label) != label:
+            raise ValueError(f"'{name}' has two classes for '{file}'")
     return classes

@@ -5,6 +5,8 @@ import os
 import re
 import shlex
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +22,7 @@ from fedcli.data.catalog import DOWNLOADS, KNOWN, MADE
 from fedcli.data.conversion import convert
 from fedcli.data.dataset import from_arrays
 from fedcli.data.dataset_info import DatasetInfo
-from fedcli.data.image_arrays import NPZ_CONTENT, SPLITS, canonical_arrays
+from fedcli.data.image_arrays import NPZ_CONTENT, SPLITS, Arrays, canonical_arrays
 from fedcli.data.resizing import resize_rows
 from fedcli.errors import UserError, unknown
 from fedcli.reading import check_size, reading
@@ -44,10 +46,8 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
         size: Height and width in pixels that its images are resized to.
 
     Raises:
-        UserError: The name is not possible, or the files are missing, damaged or of another set.
+        UserError: The name is not possible, or the files are missing, damaged, of another set or edited meanwhile.
     """
-    info = KNOWN.get(name)
-    notes: list[str] = []
     if name in MADE:
         raise UserError(f"the name '{name}' is reserved: {datasets.ways_to_get(name)}; choose another name.")
     if not is_name(name):
@@ -55,6 +55,15 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
     path = Path(file_formats.location(str(path)))
     if not os.path.lexists(path):
         raise UserError(f"there is nothing at '{path}' to import; give the path of a file or a folder.")
+    notes: list[str] = []
+    with _refuse_edits(path):
+        arrays = _read_arrays(name, path, size, notes)
+    return Imported(write_to_cache(name, arrays), notes)
+
+
+def _read_arrays(name: str, path: Path, size: int | None, notes: list[str]) -> Arrays:
+    """Returns the arrays that the cache is to have of a set, see `import_path`; adds notes for the user."""
+    info = KNOWN.get(name)
     expected = NPZ_CONTENT if path.suffix == ".npz" else file_formats.ACCEPTED
     with reading(path, expected):
         columns = file_formats.read(path, info, size, notes)
@@ -77,7 +86,45 @@ def import_path(name: str, path: Path, size: int | None = None) -> Imported:
             num_clients = columns["client"].max() + 1
             notes.append(f"its clients, tested on their own parts: --partition {flag} --num-clients {num_clients}")
         arrays["source"] = np.array("; ".join([str(path.resolve()), *notes]))
-    return Imported(write_to_cache(name, arrays), notes)
+    return arrays
+
+
+@contextmanager
+def _refuse_edits(path: Path) -> Iterator[None]:
+    """Refuses files that change while they are read inside: what is read is then neither the old set nor the new one.
+
+    Raises:
+        UserError: Names a file that has come, gone or been written.
+    """
+    before = _sizes_and_times(path)
+    yield
+    changes = before.items() ^ _sizes_and_times(path).items()
+    if changes:
+        changed = path / min(name for name, _ in changes)
+        raise UserError(f"'{changed}' has changed while '{path}' was read; start again when all of it is there.")
+
+
+class _SizeAndTime(NamedTuple):
+    """What changes when a file is written."""
+
+    size: int
+    modified: int  # nanoseconds
+
+
+def _sizes_and_times(path: Path) -> dict[str, _SizeAndTime]:
+    """Returns the size and time of each of the `_files_at` a path."""
+    found = {}
+    for name in _files_at(path):
+        with suppress(FileNotFoundError):  # it has just gone
+            status = os.stat(path / name)
+            found[name] = _SizeAndTime(status.st_size, status.st_mtime_ns)
+    return found
+
+
+def _files_at(path: Path) -> list[str]:
+    """Returns the files in a folder, by their paths in it, or of a file `""`; links to nothing are left out."""
+    names = files_below(path) if path.is_dir() else [""]
+    return [name for name in names if (path / name).is_file()]
 
 
 def import_if_path(text: str) -> str:
@@ -96,19 +143,19 @@ def import_if_path(text: str) -> str:
     if not (path.is_file() or path.is_dir()):
         raise UserError(f"'{text}' is no file (got a pipe or a device); copy what it gives into a file.")
     stem = re.sub("[^a-z0-9]+", "-", path.resolve().stem.lower()).strip("-") or "data"
-    name = f"{stem}-{_hash_of_content(path)[:12]}"
-    if not is_in_cache(name):
-        import_path(name, path)
+    with _refuse_edits(path):
+        name = f"{stem}-{_hash_of_content(path)[:12]}"
+        if is_in_cache(name):
+            return name
+        arrays = _read_arrays(name, path, size=None, notes=[])
+    write_to_cache(name, arrays)
     return name
 
 
 def _hash_of_content(path: Path) -> str:
     """The hexadecimal SHA-256 of a file, or of the files in a folder with their paths; links to nothing have none."""
-    files_inside = [""]
-    if path.is_dir():
-        files_inside = [name for name in files_below(path) if (path / name).is_file()]
     digest = hashlib.sha256()
-    for file in files_inside:
+    for file in _files_at(path):
         with (path / file).open("rb") as content:
             digest.update(os.fsencode(file) + hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()

@@ -27,7 +27,7 @@ def read_leaf(source: Source) -> Columns:
     test split.
     """
     paths = [source.folder.absolute() / name for name in source.names if name.endswith(".json")]
-    folders = {file.parent.name for file in paths}
+    folders = {_folder_of(path) for path in paths}
     if folders >= set(SPLITS):
         chosen = set(SPLITS)
     elif "all_data" in folders:
@@ -36,7 +36,7 @@ def read_leaf(source: Source) -> Columns:
         chosen = folders
     if folders - chosen:
         source.notes.append(f"left out: {', '.join(sorted(folders - chosen))}")
-    all_pages = _read_pages([path for path in paths if path.parent.name in chosen])
+    all_pages = _read_pages([path for path in paths if _folder_of(path) in chosen])
     writers, numbers = np.unique([pages.writer for pages in all_pages], return_inverse=True)
     if chosen == set(SPLITS):
         test = np.array([pages.folder == "test" for pages in all_pages])
@@ -54,11 +54,19 @@ def read_leaf(source: Source) -> Columns:
     }
 
 
+def _folder_of(path: Path) -> str:
+    """Returns the folder of one of LEAF's files by its name; `Train` is one of LEAF's too."""
+    return path.parent.name.lower()
+
+
 def _read_pages(paths: list[Path]) -> list[_Pages]:
-    """Returns what the writers in some of LEAF's files have written, by folder and then by writer."""
+    """Returns what the writers in some of LEAF's files have written, by folder and then by writer.
+
+    A writer with the same pages in two files of a folder counts once.
+    """
     written: dict[tuple[str, str], _Pages] = {}  # by folder and writer
     for path in paths:
-        folder = path.parent.name
+        folder = _folder_of(path)
         with reading(path, "one of LEAF's files, with users and user_data"):
             content = json.loads(path.read_bytes())
             for writer in content["users"]:
@@ -67,6 +75,8 @@ def _read_pages(paths: list[Path]) -> list[_Pages]:
                 if x.shape != (len(y), 784) or not 0 <= x.min() <= x.max() <= 1:
                     raise ValueError(f"the writer {writer} has no images of 784 values from 0 to 1 with a label each")
                 pixels = np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28)
-                written[folder, writer] = _Pages(folder, writer, pixels, y)
+                pages = written.setdefault((folder, writer), _Pages(folder, writer, pixels, y))
+                if not (np.array_equal(pages.images, pixels) and np.array_equal(pages.labels, y)):
+                    raise ValueError(f"another file has other images of the writer {writer}")
         check_size(sum(pages.images.size for pages in written.values()), path.parent)
     return [written[key] for key in sorted(written)]

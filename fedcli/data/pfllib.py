@@ -21,6 +21,10 @@ def read_pfllib(source: Source) -> Columns:
     """
     # Not hidden ones, as macOS leaves: `source.names` has none of these.
     num_clients = sum(re.fullmatch(r"train/[^/]*\.npz", name) is not None for name in source.names)
+    read = {f"{split}/{client}.npz" for split in SPLITS for client in range(num_clients)}
+    for name in source.names:
+        if re.fullmatch(r"(train|test)/[^/]*\.npz", name) and name not in read:
+            raise ValueError(f"'{name}' is of none of the {num_clients} clients in train")
     files: list[Columns] = []
     for split in SPLITS:
         for client in range(num_clients):
