@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcli.arguments import as_list, grid_texts, methods_text, plain_method_options, plain_seeds, plain_values
+from fedcli.arguments import (
+    as_list,
+    check_jobs,
+    grid_texts,
+    methods_text,
+    plain_method_options,
+    plain_seeds,
+    plain_values,
+)
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
 from fedcli.userfiles import user_paths
@@ -82,7 +90,7 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
             seeds=plain_seeds(seeds),
             continue_=continue_,
         )
-        _check_jobs(jobs)
+        check_jobs(jobs)
         if exist_ok and continue_:
             raise UserError(
                 "--exist-ok renames the runs that are there, and --continue goes on with them (got both); leave one of "
@@ -175,12 +183,6 @@ class _Experiment:
         return opened
 
 
-def _check_jobs(jobs: Any) -> None:
-    """Refuses a number of parallel runs that is none."""
-    if type(jobs) is not int or jobs < 1:
-        raise UserError(f"--jobs must be a whole number from 1 on (got {jobs!r}); leave it out for one run at a time.")
-
-
 def _is_notebook() -> bool:
     """Whether a notebook runs this program."""
     ipython = sys.modules.get("IPython")
@@ -227,7 +229,7 @@ def tune(
     from fedcli.returned import Tuned
 
     with in_keywords():
-        _check_jobs(jobs)
+        check_jobs(jobs)
         options = plain_values(options)
         method_options = plain_method_options({} if set is None else set)
         plan = tuning.plan_trials(

@@ -16,6 +16,12 @@ def as_list(value: Any) -> list[Any]:
     return [value]
 
 
+def check_jobs(jobs: Any) -> None:
+    """Refuses a number of parallel runs that is none."""
+    if type(jobs) is not int or jobs < 1:
+        raise UserError(f"--jobs must be a whole number from 1 on (got {jobs!r}); leave it out for one run at a time.")
+
+
 def methods_text(methods: Any) -> str:
     """One method or several, as the command line has them."""
     return ",".join(map(str, as_list(methods)))

@@ -72,6 +72,7 @@ SEEDS = "--seeds must be distinct whole numbers from 0"
         ("run fedavg --out=", "a value is empty (got it after '--out=')"),
         ("run fedavg --dataset ./none.npz", "unknown data set './none.npz'"),
         ("run fedavg --lr 0.1,0.2 --continue", "--continue needs a folder (got no --out)"),
+        ("run fedavg --partition classes:20 --log-file new/logs/log.txt", "does not fit the data (got 10 clients and "),
         (f"run fedavg,fedprox {SMALL} --log tensorbord --log-file new/log.txt", "unknown logger 'tensorbord'"),
         (f"run fedavg {SMALL} --lr 0.1,0.2 --log ./none.py:Mine --out new/runs", "there is no logger file at '"),
         ("run fedavg --lr 0.1,0.2 --seed 0 --seeds 0,1", "--seed 0 was given with --seeds"),

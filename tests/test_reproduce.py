@@ -196,6 +196,13 @@ def test_a_wrong_option_of_a_cell_is_told_with_its_place():
         plans.plan_table(wrong)
 
 
+@pytest.mark.parametrize("num_jobs", [0, -1, True])
+def test_a_plan_is_not_executed_by_no_run_at_once(num_jobs):
+    with raises_user_error(f"--jobs must be a whole number from 1 on (got {num_jobs})"):
+        jobs.execute(plans.plan_table(SMALL_TABLE, Path("runs")), jobs.PlanListener(), num_jobs)
+    assert not Path("runs").exists()
+
+
 def test_an_interrupted_table_goes_on_without_repeating_anything():
     """Another table shares the runs that have finished."""
     with pytest.raises(KeyboardInterrupt):

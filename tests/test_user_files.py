@@ -337,6 +337,18 @@ METHOD = replace(SIMPLE, name="mine", run_round=run_round)
     assert [entry["terms"]["version"] for entry in again["rounds"]] == [1, 2]
 
 
+def test_a_run_of_two_versions_of_a_file_is_refused():
+    """The partition is that of the set-up; the network would be that of the file as it is now."""
+    parts_and_networks = Path("parts.py").read_text() + Path("nets.py").read_text()
+    Path("both.py").write_text(parts_and_networks)
+    options = {**SHORT_RUN, "backbone": "both.py:shared", "partition": "both.py:by_halves"}
+    setup = resolve(registry.find_method("fedavg"), options)
+    Path("both.py").write_text(parts_and_networks + "\n")
+    with raises_user_error("both.py' has changed since the run was set up; start again."):
+        begin(setup, Path("run"), "fedavg", until=1)
+    assert not Path("run").exists()
+
+
 METHOD_TEMPLATE = """
 import random
 import numpy

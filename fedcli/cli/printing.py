@@ -1,8 +1,8 @@
 """What the commands print: lines, tables and texts, an error's message at the end, and a run's output."""
 
 import io
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import format_exception
@@ -70,15 +70,35 @@ class Output:
     log: str | None = None  # names of loggers
 
 
-def consoles(output: Output, stderr: bool = False) -> list[Console]:
-    """Make the consoles of runs: the terminal's, and one that adds to a `--log-file`."""
-    consoles = [Console(stderr=stderr, highlight=False, quiet=bool(output.quiet))]
-    if output.log_file is not None:
-        refuse_file_of_a_run(output.log_file)
-        output.log_file.parent.mkdir(parents=True, exist_ok=True)
-        file = output.log_file.open("a", encoding="utf-8", buffering=1)
-        consoles.append(Console(file=file, force_terminal=False, color_system=None, highlight=False))
-    return consoles
+@contextmanager
+def consoles(output: Output, stderr: bool = False) -> Iterator[list[Console]]:
+    """Make the consoles of runs: the terminal's, and one that adds to a `--log-file`.
+
+    A new file that is still empty in the end, as of a run that was refused, goes with the folders made for it.
+    """
+    terminal = Console(stderr=stderr, highlight=False, quiet=bool(output.quiet))
+    path = output.log_file
+    if path is None:
+        yield [terminal]
+        return
+    refuse_file_of_a_run(path)
+    is_new = not path.exists()
+    new_folders = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("a", encoding="utf-8", buffering=1) as file:
+            yield [terminal, Console(file=file, force_terminal=False, color_system=None, highlight=False)]
+    finally:
+        if is_new and not has_lines(path):
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # another program may have written into one of them
+                for folder in new_folders:
+                    folder.rmdir()
+
+
+def has_lines(log_file: Path) -> bool:
+    """Whether something has been written into a `--log-file`."""
+    return log_file.is_file() and log_file.stat().st_size > 0
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Any], screen: Console | None = None) -> None:

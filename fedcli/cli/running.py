@@ -117,12 +117,12 @@ def _run_grid(plan: "Plan", placement: Placement, output: Output) -> Mapping[Pat
     from fedcli.runs.loggers import find_loggers
 
     again = f"the same command with --out {shlex.quote(str(plan.folder))} --continue"
-    loggers = find_loggers(output.log)  # before the file of the log is made
-    screens = consoles(output, stderr=True)
-    warn_of_protocols(plan)
-    if not any(run.needs_running for run in plan.runs):
-        print_line(screens, f"nothing to run: all {len(plan.runs)} runs have ended")
-    errors = run_plan(plan, screens, again, loggers, placement=placement)
+    loggers = find_loggers(output.log)
+    with consoles(output, stderr=True) as screens:
+        warn_of_protocols(plan)
+        if not any(run.needs_running for run in plan.runs):
+            print_line(screens, f"nothing to run: all {len(plan.runs)} runs have ended")
+        errors = run_plan(plan, screens, again, loggers, placement=placement)
     if not any((run.folder / RECORD).is_file() for run in plan.runs):  # all have failed before their first rounds
         return errors
     text = _summarise(plan.folder)
@@ -242,6 +242,7 @@ def smoke(only: optional(list[str], "A method to try; may be repeated.") = None)
     small = {"rounds": 2, "train_examples": 240, "local_epochs": 2, "checkpoint_every": 2}
     with TemporaryDirectory() as folder:
         plan = plan_grid(only or list(registry.methods()), GivenOptions(small), out=f"{folder}/runs")
-        errors = run_plan(plan, consoles(Output(), stderr=True))
+        with consoles(Output(), stderr=True) as screens:
+            errors = run_plan(plan, screens)
     typer.echo(f"{len(plan.runs) - len(errors)} of {len(plan.runs)} methods ran.")
     raise typer.Exit(1 if errors else 0)

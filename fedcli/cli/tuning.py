@@ -75,8 +75,8 @@ def tune(  # noqa: PLR0913  # the parameters of a command are its options
     warn_of_protocols(plan)
     for text in tune.write_notes_on_drawn_trials(plan):
         say(f"{text}.", err=True)
-    screens = consoles(Output(quiet=quiet, log_file=log_file), stderr=True)
-    errors = run_plan(plan, screens, placement=placement, records_only=True)
+    with consoles(Output(quiet=quiet, log_file=log_file), stderr=True) as screens:
+        errors = run_plan(plan, screens, placement=placement, records_only=True)
     rankings = tune.rank_and_write_best(plan, errors)
     for ranking in rankings:
         print_trials(ranking, with_method=len(rankings) > 1)

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fedcli.cli.printing import Output, consoles, stop, stop_interrupted
+from fedcli.cli.printing import Output, consoles, has_lines, stop, stop_interrupted
 from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.run_files import RECORD
 from fedcli.userfiles import user_files
@@ -22,24 +22,25 @@ def watch(start: Callable, output: Output, workers: int | None = None) -> Any:
     from fedcli.runs.loggers import Loggers
     from fedcli.runs.workers import joined
 
-    (terminal, *log_files) = consoles(output)
-    display = Display(terminal, *log_files)
-    try:
-        with joined(allows_forks=workers != 1) as group:
-            return start(progress=Loggers(display, output.log) if group.is_first else None)
-    except UserError as error:
-        print_line(log_files, f"error: {error}")
-        raise
-    except NonFiniteLoss as error:
-        message = f"error: {error}"
-        if display.folder is not None:  # else this is one of several workers, of which the first one has the record
-            message += f" The record is {display.folder / RECORD}."
-        print_line(log_files, message)
-        stop(message, 1)
-    except KeyboardInterrupt as error:
-        message = _interrupted_text(error, display)
-        print_line(log_files, message)
-        stop_interrupted(message, error)
+    with consoles(output) as (terminal, *log_files):
+        display = Display(terminal, *log_files)
+        try:
+            with joined(allows_forks=workers != 1) as group:
+                return start(progress=Loggers(display, output.log) if group.is_first else None)
+        except UserError as error:
+            if output.log_file is not None and has_lines(output.log_file):  # a refused run begins no file
+                print_line(log_files, f"error: {error}")
+            raise
+        except NonFiniteLoss as error:
+            message = f"error: {error}"
+            if display.folder is not None:  # else this is one of several workers; the first one has the record
+                message += f" The record is {display.folder / RECORD}."
+            print_line(log_files, message)
+            stop(message, 1)
+        except KeyboardInterrupt as error:
+            message = _interrupted_text(error, display)
+            print_line(log_files, message)
+            stop_interrupted(message, error)
 
 
 def _interrupted_text(error: KeyboardInterrupt, display: "Display") -> str:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedcli.arguments import check_jobs
 from fedcli.errors import NonFiniteLoss, UserError, first_line
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.run_files import CHECKPOINT, PREVIOUS, SELECTED
@@ -90,9 +91,11 @@ def execute(
         The errors of failed runs, by their folders.
 
     Raises:
+        UserError: If the number of runs at once is none.
         InUse: If another process uses the plan's folder.
         OutOfTime: If the time limit was reached.
     """
+    check_jobs(jobs)
     at_once = jobs if cluster is None else len(plan.runs)  # of which Ray begins one whenever a node is free
     lock = locked(plan.folder) if len(plan.runs) > 1 else nullcontext()  # a single run locks its own folder
     with lock, _starting_runs(listener, jobs, cluster, loggers) as start:

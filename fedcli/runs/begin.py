@@ -1,6 +1,6 @@
 """How a run begins: its set-up and folder, and the record from which it may go on."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -125,17 +125,27 @@ def begin(
 
     The `method_source` is its method's name, or the path of the method's file.
     """
+    files_of_setup = userfiles.user_paths([method_source, setup.config.partition])
+    hashes_of_setup = {path: userfiles.imported_hash(path) for path in files_of_setup}
     dataset, parts, fed = prepare(setup)
     refuse_lost_classes(setup, dataset, parts)
     with machine_settings(fed):
         reason = _choose_chunking(fed)
         record = new_record(setup, dataset, parts, fed, method_source, reason)
+        _refuse_two_versions(hashes_of_setup, record)
         state = initial_state(setup, fed, record["user_files"])
         with locked_for_all_workers(folder):
             # Another process may have begun in it meanwhile.
             worker_group().from_first(lambda: refuse_existing(folder))
             state = run_rounds(setup, fed, record, state, folder, listener or Listener(), until)
     return SavedRun(record, state, folder, tuple(userfiles.user_files(record)))
+
+
+def _refuse_two_versions(hashes_of_setup: Mapping[str, str], record: Record) -> None:
+    """Refuses a file of the set-up that has been edited and imported anew since, as it is the network's file too."""
+    for path, hash_of_setup in hashes_of_setup.items():
+        if record["user_files"][path] != hash_of_setup:
+            raise UserError(f"the file '{path}' has changed since the run was set up; start again.")
 
 
 def _choose_chunking(fed: Federation) -> str | None:
