@@ -93,24 +93,25 @@ def train_plainly(
 class TrainedPair(NamedTuple):
     """The parameters of a client's two networks after a round."""
 
-    own: dict[str, Tensor]
+    private: dict[str, Tensor]
     shared: dict[str, Tensor]
     further: dict[str, Tensor] | None  # of a module that is trained with them
     num_clipped: int  # gradients that were longer than the bound, of all networks and minibatches
 
 
 def train_pair(
-    fed: Federation, round: int, client: int, own: Model, shared: Model,
+    fed: Federation, round: int, client: int, private: Model, shared: Model,
     losses: Callable[[Scores, Scores, Tensor], Iterable[Tensor]], clip_norm: float, further: nn.Module | None = None,
 ) -> TrainedPair:  # fmt: skip
     """Trains two networks of a client for a round of SGD, each by the gradients of both losses, clipped on its own.
 
-    `own` has the architecture of the client, and `shared`, which all clients have, that of the first client. `losses`
-    goes from the scores of these two and the labels to the two losses; `further` is a module that is trained with them.
+    `private` has the architecture of the client, and `shared`, which all clients have, that of the first client.
+    `losses` goes from the scores of these two and the labels to the two losses; `further` is a module that is trained
+    with them.
     """
-    (own_module,) = modules_of(fed, {client: own})
+    (private_module,) = modules_of(fed, {client: private})
     (shared_module,) = modules_of(fed, {0: shared})
-    modules = [own_module, shared_module]
+    modules = [private_module, shared_module]
     if further is not None:
         modules.append(further)
     optimizers = [torch.optim.SGD(module.parameters(), fed.config.lr) for module in modules]
@@ -118,14 +119,14 @@ def train_pair(
     for x, y in minibatches(fed, round, client):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        for loss in losses(Scores(*own_module(x)), Scores(*shared_module(x)), y):
+        for loss in losses(Scores(*private_module(x)), Scores(*shared_module(x)), y):
             loss.backward(retain_graph=True)
         for module, optimizer in zip(modules, optimizers, strict=True):
             norm = torch.nn.utils.clip_grad_norm_(module.parameters(), clip_norm)
             num_clipped += int(norm > clip_norm)
             optimizer.step()
     return TrainedPair(
-        own=params_of(own_module),
+        private=params_of(private_module),
         shared=params_of(shared_module),
         further=None if further is None else params_of(further),
         num_clipped=num_clipped,

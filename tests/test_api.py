@@ -383,9 +383,9 @@ def test_a_run_that_fails_before_its_record_is_warned_of_and_the_others_are_ther
 
 def test_an_accuracy_of_zero_is_shown_and_none_is_nan(tmp_path):
     for selected, shown in ((0.0, "0.00%"), (None, "nan%")):
-        one = make_record()
-        one["summary"]["selected"] = selected
-        assert f": {shown} (best-validation), in" in repr(Run(record=one, state=None, path=tmp_path))
+        record = make_record()
+        record["summary"]["selected"] = selected
+        assert f": {shown} (best-validation), in" in repr(Run(record=record, state=None, path=tmp_path))
 
 
 def test_what_is_tuned_is_given_to_a_run(tmp_path):

@@ -154,9 +154,9 @@ def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
     assert measured(TINY_CNN | {"dataset": "fmnist"}).images == "random"
     assert measured(TINY_CNN | {"dataset": "own"}).images == "real"
 
-    drawn, own = trained_on
-    assert len(drawn) == len(own) == 80  # of 90 and 100, as many as the clients hold
-    assert own <= {image.tobytes() for image in arrays["x_train"]}
+    drawn, imported = trained_on
+    assert len(drawn) == len(imported) == 80  # of 90 and 100, as many as the clients hold
+    assert imported <= {image.tobytes() for image in arrays["x_train"]}
 
 
 # Both sides do the same

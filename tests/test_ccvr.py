@@ -31,13 +31,19 @@ STEP = {"post": "CCVR", "ccvr_examples": 50, "ccvr_lr": 0.05}
 def features_of_clients():
     """Three clients' features and labels: class 2 has one example at client 1, class 3 nobody has, client 2 nothing."""
     labels = [torch.tensor([0, 0, 1, 0, 1]), torch.tensor([1, 2, 0, 1]), torch.tensor([], dtype=torch.long)]
-    features = [randn(len(own), D, seed=client) + own[:, None] for client, own in enumerate(labels)]
+    features = [
+        randn(len(labels_of_client), D, seed=client) + labels_of_client[:, None]
+        for client, labels_of_client in enumerate(labels)
+    ]
     return features, labels
 
 
 def statistics():
     features, labels = features_of_clients()
-    return [ccvr.client_statistics(own, own_labels, C) for own, own_labels in zip(features, labels, strict=True)]
+    return [
+        ccvr.client_statistics(features_of_client, labels_of_client, C)
+        for features_of_client, labels_of_client in zip(features, labels, strict=True)
+    ]
 
 
 def test_pooled_statistics_are_those_of_the_pooled_features():
@@ -46,10 +52,10 @@ def test_pooled_statistics_are_those_of_the_pooled_features():
     assert counts.tolist() == [4, 4, 1, 0]
 
     for c in (0, 1, 2):
-        own = features[labels == c]
-        torch.testing.assert_close(means[c], own.mean(0), rtol=1e-12, atol=1e-12)
-        expected = own.T.cov() if c < 2 else torch.zeros(D, D)
-        torch.testing.assert_close(covariances[c], expected.to(own), rtol=1e-12, atol=1e-12)
+        features_of_class = features[labels == c]
+        torch.testing.assert_close(means[c], features_of_class.mean(0), rtol=1e-12, atol=1e-12)
+        expected = features_of_class.T.cov() if c < 2 else torch.zeros(D, D)
+        torch.testing.assert_close(covariances[c], expected.to(features_of_class), rtol=1e-12, atol=1e-12)
     assert (means[3] == 0).all()
     assert (covariances[3] == 0).all()
 

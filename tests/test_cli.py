@@ -80,12 +80,12 @@ def test_the_index_is_what_the_papers_declare():
 def test_help_has_every_option_in_the_order_of_the_panels(name):
     method = registry.find_method(name)
     text = output_of("run", name, "--help")
-    own = ["Arguments", "Options", *([method.title] if dataclasses.fields(method.config) else [])]
+    first_panels = ["Arguments", "Options", *([method.title] if dataclasses.fields(method.config) else [])]
     steps = list(registry.posts().values()) if method.personal is None else []
     steps_after = [f"With --post {step.name}" for step in steps]
     common_panels = ["Federation", "Local training", "Machine", "Output", "Grid", "Options from files"]
     titles = re.findall(r"^╭─ (.+?) ─+╮$", text, re.MULTILINE)
-    assert titles == [*own, *steps_after, *common_panels]
+    assert titles == [*first_panels, *steps_after, *common_panels]
 
     configs = [RunConfig, method.config, *(step.config for step in steps)]
     for field in chain.from_iterable(map(dataclasses.fields, configs)):

@@ -134,8 +134,8 @@ def test_without_clipping_feddyn_is_algorithm_1_in_a_plain_loop():
 
 
 def test_under_uniform_weighting_all_clients_of_feddyn_have_one_alpha():
-    one = feddyn.client_alphas(0.2, torch.ones(3), 1.0)
-    assert one.tolist() == pytest.approx([0.2] * 3)
+    alpha_of_clients = feddyn.client_alphas(0.2, torch.ones(3), 1.0)
+    assert alpha_of_clients.tolist() == pytest.approx([0.2] * 3)
 
     sizes = toy.toy_parts((6, 2, 3, 5))
     equal = toy.toy_parts((4, 4, 4, 4))
@@ -233,11 +233,11 @@ def test_moons_other_models_run_in_evaluation_mode_and_are_constants():
         with_gradients(params), buffers, with_gradients(state.params), state.buffers, torch.tensor(True)
     )
     batch = minibatch(fed, 4)
-    own = state.clients[2]
+    client_state = state.clients[2]
     local_loss = moon.make_local_loss(fed.network, moon.Config(contrastive_weight=3.0, temperature=0.2))
-    loss, aux = local_loss(*own, batch, context)
+    loss, aux = local_loss(*client_state, batch, context)
 
-    features, logits, _ = fed.network(*own, batch.x)
+    features, logits, _ = fed.network(*client_state, batch.x)
     z_global = fed.network(params, buffers, batch.x, train=False).features
     z_previous = fed.network(state.params, state.buffers, batch.x, train=False).features
     contrast = model_contrastive(features, z_global, z_previous, 0.2)

@@ -36,12 +36,12 @@ def runs(tmp_path_factory):
 
 
 def test_cross_correlation_is_the_papers_equation():
-    own = 1e9 * randn(9, 4, seed=0)
+    logits = 1e9 * randn(9, 4, seed=0)
     mean = 1e9 * randn(9, 4, seed=1)
-    own[:, 2] = 3.0
-    expected = fccl_plus.cross_correlation(own, mean) * 9 / 8  # which divides deviations by n - 1, and the sum by n
+    logits[:, 2] = 3.0
+    expected = fccl_plus.cross_correlation(logits, mean) * 9 / 8  # which divides deviations by n - 1, and the sum by n
     assert (expected[2] == 0).all()
-    torch.testing.assert_close(correlation.cross_correlation(own, mean), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(correlation.cross_correlation(logits, mean), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_means_over_clients_by_loops(runs, monkeypatch):
@@ -56,17 +56,17 @@ def test_the_means_over_clients_by_loops(runs, monkeypatch):
         x = (pixels.float() / 255 - 0.5) / 0.5
         logits = []
         for model in models:
-            _, own = model.eval()(x)
-            logits.append(own.detach().double())
+            _, logits_of_model = model.eval()(x)
+            logits.append(logits_of_model.detach().double())
         return torch.stack(logits)
 
-    def correlate(own, mean):
+    def correlate(logits_of_client, mean):
         """The correlation of each class of the first with each of the second."""
-        return np.corrcoef(own, mean, rowvar=False)[:10, 10:]
+        return np.corrcoef(logits_of_client, mean, rowvar=False)[:10, 10:]
 
     chosen = generator(0, "correlation").permutation(30)[:20]
     logits = logits_of(fed.public_images[chosen])
-    public = sum(correlate(own, logits.mean(0)) for own in logits) / 4
+    public = sum(correlate(logits_of_client, logits.mean(0)) for logits_of_client in logits) / 4
     np.testing.assert_allclose(measured["public"], public, atol=1e-4)  # float32 networks
 
     private = np.zeros((10, 10))

@@ -153,9 +153,9 @@ def test_class_means_by_loop():
     features[~mask] = torch.nan
     means, counts = class_means(features, labels, 4, mask)
     for label in range(4):
-        own = [features[i] for i in range(20) if mask[i] and labels[i] == label]
-        assert counts[label] == len(own)
-        expected = sum(own) / len(own) if own else torch.zeros(3, dtype=torch.float64)
+        members = [features[i] for i in range(20) if mask[i] and labels[i] == label]
+        assert counts[label] == len(members)
+        expected = sum(members) / len(members) if members else torch.zeros(3, dtype=torch.float64)
         torch.testing.assert_close(means[label], expected)
 
 
@@ -385,8 +385,8 @@ def test_a_term_that_only_some_steps_have_is_summed_over_those(chunk):
 
     def with_some_terms(params, buffers, batch, context):
         value, aux = loss(params, buffers, batch, context)
-        one = torch.ones_like(value)
-        return value, aux.with_term("last" if bool(batch.epoch_end) else "others", one)
+        ones = torch.ones_like(value)
+        return value, aux.with_term("last" if bool(batch.epoch_end) else "others", ones)
 
     _, terms = fed.train(start, cohort, with_some_terms)
     steps = fed.local_steps(cohort)

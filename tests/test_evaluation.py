@@ -70,10 +70,12 @@ def test_personal_models_are_each_tested_on_the_test_images():
     result = evaluation.evaluate(fed, setup.method, state)
     assert set(state.clients) < set(range(4))  # the others are tested as they begin
     models = [state.clients.get(client, fed.initial_model()) for client in range(4)]
-    own = [accuracy(fed, model, fed.test_images, fed.test_labels) for model in models]
-    assert result["test_accuracy"] == pytest.approx(np.mean(own))
-    assert result["clients"] == pytest.approx({"mean": np.mean(own), "std": np.std(own), "worst": min(own)})
-    assert result["client_accuracy"] == pytest.approx(dict(zip("0123", own, strict=True)))
+    accuracies = [accuracy(fed, model, fed.test_images, fed.test_labels) for model in models]
+    assert result["test_accuracy"] == pytest.approx(np.mean(accuracies))
+    assert result["clients"] == pytest.approx(
+        {"mean": np.mean(accuracies), "std": np.std(accuracies), "worst": min(accuracies)}
+    )
+    assert result["client_accuracy"] == pytest.approx(dict(zip("0123", accuracies, strict=True)))
 
 
 class OwnParts(NamedTuple):
@@ -96,25 +98,31 @@ def evaluate_own_parts(tested_on, method, validation=0.0):
     return OwnParts(result, [len(part) for part in parts], accuracies)
 
 
-def assert_accuracies_are_those_of_own_parts(own):
-    spread = {"mean": np.mean(own.accuracies), "std": np.std(own.accuracies), "worst": min(own.accuracies)}
-    assert list(own.result["client_accuracy"].values()) == pytest.approx(own.accuracies)
-    assert own.result["clients"] == pytest.approx(spread)
+def assert_accuracies_are_those_of_own_parts(measured):
+    spread = {
+        "mean": np.mean(measured.accuracies),
+        "std": np.std(measured.accuracies),
+        "worst": min(measured.accuracies),
+    }
+    assert list(measured.result["client_accuracy"].values()) == pytest.approx(measured.accuracies)
+    assert measured.result["clients"] == pytest.approx(spread)
 
 
 @pytest.mark.parametrize("method", [LOCAL, FEDAVG], ids=lambda method: method.name)
 def test_own_test_parts_are_pooled_over_the_clients_and_each_counts_by_itself(method):
-    own = evaluate_own_parts("clients", method)
-    assert own.sizes == [5, 2, 4, 1]
-    assert own.result["test_accuracy"] == pytest.approx(np.average(own.accuracies, weights=own.sizes))
-    assert_accuracies_are_those_of_own_parts(own)
+    measured = evaluate_own_parts("clients", method)
+    assert measured.sizes == [5, 2, 4, 1]
+    assert measured.result["test_accuracy"] == pytest.approx(np.average(measured.accuracies, weights=measured.sizes))
+    assert_accuracies_are_those_of_own_parts(measured)
 
 
 @pytest.mark.parametrize("method", [LOCAL, FEDAVG], ids=lambda method: method.name)
 def test_validation_parts_are_pooled_over_the_clients(method):
-    own = evaluate_own_parts("server", method, validation=0.3)
-    assert own.sizes == [3, 2, 3, 1]
-    assert own.result["validation_accuracy"] == pytest.approx(np.average(own.accuracies, weights=own.sizes))
+    measured = evaluate_own_parts("server", method, validation=0.3)
+    assert measured.sizes == [3, 2, 3, 1]
+    assert measured.result["validation_accuracy"] == pytest.approx(
+        np.average(measured.accuracies, weights=measured.sizes)
+    )
 
 
 def test_accuracies_of_clients_under_a_global_model_are_those_of_their_validation_parts():
@@ -160,11 +168,11 @@ OWN_DOMAINS = [np.arange(13), np.arange(13, 20), np.arange(20, 30), np.arange(30
 
 def weight_under_domains(fed, client, image):
     """What a prediction counts in the headline: a mean over domains, their clients, other domains, their images."""
-    own = fed.domain_of[client]
+    domain_of_client = fed.domain_of[client]
     domain = fed.test_domains[image]
-    if own == domain:
+    if domain_of_client == domain:
         return 0.0
-    clients_of_domain = (fed.domain_of == own).sum()
+    clients_of_domain = (fed.domain_of == domain_of_client).sum()
     other_domains = 2
     images_of_domain = int((fed.test_domains == domain).sum())
     return 1 / (clients_of_domain * other_domains * images_of_domain)

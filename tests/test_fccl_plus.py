@@ -23,30 +23,30 @@ ALONE = {"correlation_weight": 0.0, "similarity_weight": 0.0}  # no exchange
 
 
 def test_cross_correlation_of_the_clients_classes_with_the_means():
-    own = 1000 * randn(6, 3)
+    logits = 1000 * randn(6, 3)
     mean = 2 + 5 * randn(6, 3, seed=1)
 
     def standardised(logits):
         return (logits - logits.mean(0)) / (logits.var(0).sqrt() + 1e-5)
 
-    expected = standardised(own).T @ standardised(mean) / 6
-    torch.testing.assert_close(fccl_plus.cross_correlation(own, mean), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(fccl_plus.cross_correlation(own, own).diagonal(), torch.full((3,), 5 / 6).double())
+    expected = standardised(logits).T @ standardised(mean) / 6
+    torch.testing.assert_close(fccl_plus.cross_correlation(logits, mean), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(fccl_plus.cross_correlation(logits, logits).diagonal(), torch.full((3,), 5 / 6).double())
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_column_without_spread_correlates_with_nothing(size):
-    own = randn(size, 3).requires_grad_()
+    logits = randn(size, 3).requires_grad_()
     mean = randn(size, 3, seed=1)
     mean[:, 2] = 7.0
-    flat = torch.where(torch.arange(3) == 1, 4.0, own)
+    flat = torch.where(torch.arange(3) == 1, 4.0, logits)
     correlation = fccl_plus.cross_correlation(flat, mean)
     assert (correlation[1] == 0).all()
     assert (correlation[:, 2] == 0).all()
 
     fccl_plus.fccm_loss(correlation, 0.0051).backward()
-    assert torch.isfinite(own.grad).all()
-    assert (own.grad[:, 1] == 0).all()
+    assert torch.isfinite(logits.grad).all()
+    assert (logits.grad[:, 1] == 0).all()
 
 
 def test_fccm_by_hand():
@@ -80,10 +80,10 @@ def test_a_zero_feature_and_one_or_two_images_align_nothing(size):
 
 
 def test_fisl_is_the_divergence_of_the_softmax_of_a_row():
-    own = randn(4, 3)
+    similarity = randn(4, 3)
     mean = randn(4, 3, seed=1)
-    expected = F.kl_div(own.log_softmax(1), mean.softmax(1), reduction="batchmean")
-    torch.testing.assert_close(fccl_plus.fisl_loss(own, mean), expected, rtol=1e-12, atol=0)
+    expected = F.kl_div(similarity.log_softmax(1), mean.softmax(1), reduction="batchmean")
+    torch.testing.assert_close(fccl_plus.fisl_loss(similarity, mean), expected, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
@@ -126,11 +126,11 @@ def test_collaboration_is_the_plain_loop_with_all_targets_before_any_update(life
     setup, fed, cohort, clients = prepare_public_phase("fccl-plus", {"public_optimizer": lifetime}, data=data, **run)
     fed.public_images = fed.public_images[:8]  # batches of 5 and 3
 
-    def objective(k, own, everyone):
-        z_bar = torch.stack([scores.logits for scores in everyone]).mean(0)
-        s_bar = torch.stack([fccl_plus.similarity(scores.features, 0.02) for scores in everyone]).mean(0)
-        fccm = fccl_plus.fccm_loss(fccl_plus.cross_correlation(own.logits, z_bar), 0.0051)
-        fisl = fccl_plus.fisl_loss(fccl_plus.similarity(own.features, 0.02), s_bar)
+    def objective(k, scores_of_client, scores_of_all):
+        z_bar = torch.stack([scores.logits for scores in scores_of_all]).mean(0)
+        s_bar = torch.stack([fccl_plus.similarity(scores.features, 0.02) for scores in scores_of_all]).mean(0)
+        fccm = fccl_plus.fccm_loss(fccl_plus.cross_correlation(scores_of_client.logits, z_bar), 0.0051)
+        fisl = fccl_plus.fisl_loss(fccl_plus.similarity(scores_of_client.features, 0.02), s_bar)
         return (fccm + 3 * fisl,)
 
     optimizer = partial(torch.optim.Adam, lr=0.003)
@@ -152,9 +152,9 @@ def test_the_teacher_is_the_model_that_the_option_names(overrides):
     in_training = "teacher_mode" in overrides
     for client, part in enumerate(fed.training):
         x, y = fed.engine.gather(part)
-        own = select((model.params, model.buffers), client)
-        teacher = own if "teacher" in overrides else (clients[client].params, clients[client].buffers)
-        student_logits = fed.network(*own, x).logits
+        collaborative = select((model.params, model.buffers), client)
+        teacher = collaborative if "teacher" in overrides else (clients[client].params, clients[client].buffers)
+        student_logits = fed.network(*collaborative, x).logits
         teacher_logits = fed.network(*teacher, x, train=in_training).logits
         expected = fccl_plus.fntd_loss(student_logits, teacher_logits, y, 3.0).item()
         assert terms["fntd"][client].item() == pytest.approx(expected, rel=1e-9)
@@ -202,9 +202,9 @@ def test_rounds_begin_at_the_pretrained_model(form):
         # Two local epochs have the draws 0 and 1.
         model, _ = plain.train(model, cohort, plain.optimizer_step(task, **of_code), epochs=range(2 + epoch, 3 + epoch))
     trained, _ = plain.train(model._replace(optimizer={}), cohort, task)
-    for client, own in state.clients.items():
-        laws.assert_agree(own.pretrained.params, select(model.params, client), "theta*")
-        laws.assert_agree(own.params, select(trained.params, client), "the model after round 0")
+    for client, client_state in state.clients.items():
+        laws.assert_agree(client_state.pretrained.params, select(model.params, client), "theta*")
+        laws.assert_agree(client_state.params, select(trained.params, client), "the model after round 0")
 
 
 def test_the_pretrained_model_stays_and_newcomers_get_theirs():

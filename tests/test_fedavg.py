@@ -196,18 +196,18 @@ def test_two_rounds_of_lg_fedavg_are_those_of_a_plain_loop():
     setup, fed = toy.federation("lg-fedavg", parts=toy.toy_parts(sizes))
     first, buffers = fed.initial_model()
     head = {name: first[name] for name in HEAD}
-    own = dict.fromkeys(range(4), first)
+    bodies = dict.fromkeys(range(4), first)
     for round, clients in enumerate(cohorts):
         for client in clients:
-            model = Model({**own[client], **head}, buffers)
-            own[client] = train_plainly(fed, round, client, model).params
+            model = Model({**bodies[client], **head}, buffers)
+            bodies[client] = train_plainly(fed, round, client, model).params
         total = sum(sizes[client] for client in clients)
-        head = {name: sum(sizes[client] * own[client][name] for client in clients) / total for name in HEAD}
+        head = {name: sum(sizes[client] * bodies[client][name] for client in clients) / total for name in HEAD}
         state = toy.simulate(setup, fed, round + 1, cohorts)
         laws.assert_agree(state.head, head, "the averaged head")
         assert len(state.clients) == 3 + round
         for client, (params, _) in setup.method.personal(state).items():  # which is tested
-            laws.assert_agree(params, {**own[client], **head}, f"client {client}")
+            laws.assert_agree(params, {**bodies[client], **head}, f"client {client}")
 
 
 def test_lg_fedavgs_first_head_is_the_first_networks():

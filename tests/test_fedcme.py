@@ -72,8 +72,8 @@ def test_a_client_without_evaluation_is_unlike_everybody():
 def match_many_to_one_plainly(evaluation):
     """For each client the one least like it."""
     counterparts = []
-    for k, own in enumerate(evaluation):
-        likenesses = [likeness(own, other) for other in evaluation]
+    for k, vector in enumerate(evaluation):
+        likenesses = [likeness(vector, other) for other in evaluation]
         likenesses[k] = float("inf")
         counterparts.append(likenesses.index(min(likenesses)))
     return counterparts
@@ -190,10 +190,10 @@ def plain_round(fed, state, cohort, counterpart, options):
 
     # The global features: a client without a class gives the old feature, if there is one.
     given = {c: [] for c in classes}
-    for own in map(means_by_class, features):
+    for means_of_client in map(means_by_class, features):
         for c in classes:
-            if c in own:
-                given[c].append(own[c])
+            if c in means_of_client:
+                given[c].append(means_of_client[c])
             elif state.has_class[c]:
                 given[c].append(state.global_features[c])
     means = means_by_class(given)

@@ -141,8 +141,8 @@ def test_rounds_of_lite_are_those_of_a_plain_loop():
         shared = (state.params, state.buffers, state.anchors)
         laws.assert_agree(shared, (*model, anchors), f"what all share after round {round}")
         assert state.clients.keys() == kept.keys()
-        for client, own in kept.items():
-            laws.assert_agree(tuple(state.clients[client]), own, f"what client {client} keeps after round {round}")
+        for client, expected in kept.items():
+            laws.assert_agree(tuple(state.clients[client]), expected, f"what client {client} keeps after round {round}")
 
 
 # Feature matching as an add-on

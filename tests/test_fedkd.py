@@ -53,26 +53,26 @@ def test_three_rounds_of_fml_are_those_of_a_plain_loop(form):
     setup, fed = toy.federation("fml", options, lr=0.2, **RUN)
     clipped_steps = 0
 
-    def losses(own, shared, y):
-        _, output = own
+    def losses(private, shared, y):
+        _, output = private
         _, output_g = shared
         if form.name == "code":  # 3 classes: its divergence is a mean over them too
             to_shared = divergence(output, output_g) / 3
-            to_own = divergence(output_g, output) / 3
+            to_private = divergence(output_g, output) / 3
         else:
             to_shared = divergence(output, output_g.detach())
-            to_own = divergence(output_g, output.detach())
+            to_private = divergence(output_g, output.detach())
         yield F.cross_entropy(output, y) * 0.3 + to_shared * 0.7
-        yield F.cross_entropy(output_g, y) * 0.6 + to_own * 0.4
+        yield F.cross_entropy(output_g, y) * 0.6 + to_private * 0.4
 
     def plain_round(fed, setup, round, models, received):
         nonlocal clipped_steps
         after = {}
         sent = []
         for client in range(fed.num_clients):
-            own = models.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
-            trained = train_pair(fed, round, client, own, Model(received, {}), losses, form.bound)
-            after[client] = (trained.own, {})
+            private = models.get(client, fed.initial_model(fed.networks[fed.architecture[client]]))
+            trained = train_pair(fed, round, client, private, Model(received, {}), losses, form.bound)
+            after[client] = (trained.private, {})
             sent.append(trained.shared)
             clipped_steps += trained.num_clipped
         return after, {name: sum(params[name] for params in sent) / len(sent) for name in received}
@@ -90,9 +90,9 @@ def test_fml_averages_shared_networks_and_their_statistics_without_weights():
 
     sent = []
     for group in fed.groups(cohort):
-        own = fed.broadcast(*fed.initial_model(group.network), group)
+        private = fed.broadcast(*fed.initial_model(group.network), group)
         shared = fed.broadcast(start.params, start.buffers, group)
-        both = Client(join_tensors(own.params, shared.params), join_tensors(own.buffers, shared.buffers), {})
+        both = Client(join_tensors(private.params, shared.params), join_tensors(private.buffers, shared.buffers), {})
         both, _ = fed.train(both, group, fml.make_local_loss(group.network, shared_network, setup.method_config))
         sent.append(separate_models(both).shared)
     mean = tree_map(lambda first, second: torch.cat([first, second]).mean(0), *sent)
@@ -203,8 +203,8 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
     setup, fed = toy.federation("fedkd", options, lr=0.1, **RUN)
     clipped_steps = 0
 
-    def losses(own, shared, y, w_h):
-        rep, output = own
+    def losses(private, shared, y, w_h):
+        rep, output = private
         rep_g, output_g = shared
         task = F.cross_entropy(output, y)
         task_g = F.cross_entropy(output_g, y)
@@ -246,7 +246,7 @@ def test_three_rounds_of_fedkd_are_those_of_a_plain_loop(form):
             trained = train_pair(
                 fed, round, client, Model(*mentor), Model(mentee, {}), losses_of_client, form.bound, further=w_h
             )
-            after[client] = (trained.own, {}, trained.further["weight"])
+            after[client] = (trained.private, {}, trained.further["weight"])
             sent.append(trained.shared)
             clipped_steps += trained.num_clipped
         exchanges = round if form.name == "code" else round + 1

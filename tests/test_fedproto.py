@@ -118,7 +118,8 @@ def test_three_rounds_are_those_of_a_plain_loop(method, epochs, shared_of, optio
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_generalised_prototypes_are_of_the_last_epoch_of_training(drop_last):
-    parts = [np.array(own) for own in ([0, 3, 1, 6, 4, 9, 2], [7, 10, 13, 16, 19], [12, 15], [18, 22, 5, 8])]
+    positions = ([0, 3, 1, 6, 4, 9, 2], [7, 10, 13, 16, 19], [12, 15], [18, 22, 5, 8])
+    parts = list(map(np.array, positions))
     setup, fed = toy.federation("fedproto-general", parts=parts, local_epochs=3, drop_last=drop_last)
     assert bool(fed.plan(fed.cohort(0)).num_steps[2]) != drop_last  # a batch has 4: the third client may take no step
     _, prototypes = plain_round(fed, setup, 0, {}, {})
@@ -149,9 +150,9 @@ def test_each_owner_of_a_class_counts_once_in_a_generalised_prototype():
 def test_the_squared_distance_to_a_teacher_is_torchs_and_0_where_there_is_none(averaged):
     logits = randn(6, 4)
     teacher = randn(4, 4, seed=1)
-    own = logits
+    outputs = logits
     if averaged == "probabilities":
-        own = logits.softmax(-1)
+        outputs = logits.softmax(-1)
         teacher = teacher.softmax(-1)
-    each = F.mse_loss(own, teacher[LABELS], reduction="none").mean(-1) * HAS[LABELS]
+    each = F.mse_loss(outputs, teacher[LABELS], reduction="none").mean(-1) * HAS[LABELS]
     torch.testing.assert_close(distillation(logits, LABELS, teacher, HAS, averaged, "squared"), each.mean())

@@ -414,12 +414,12 @@ def plain_fedgen_round(fed, setup, round, kept, shared):
             generated = F.cross_entropy(network.head(module(inputs(noise, labels))), labels)
             return F.cross_entropy(logits, y) + weight * generated
 
-        own = train_plainly(fed, round, client, Model({**params, **head}, buffers), objective)
-        body = {name: value for name, value in own.params.items() if name not in head}
-        after[client] = Model(body, own.buffers)
+        trained = train_plainly(fed, round, client, Model({**params, **head}, buffers), objective)
+        body = {name: value for name, value in trained.params.items() if name not in head}
+        after[client] = Model(body, trained.buffers)
         share = len(fed.training[client]) / len(examples)
         for name in head:
-            mean_head[name] += share * own.params[name]
+            mean_head[name] += share * trained.params[name]
 
     if not is_code_form:
         draw = generator(config.seed, round, "generator")

@@ -380,11 +380,11 @@ def test_header_and_record_say_how_many_processes_share_a_run(folder, always):
     result = invoke("run", "fedavg", *flags_of(THREE_ROUNDS), "--out", "one", "--workers", "1")
     assert "cpu, float32, one client after the other\n" in result.output
 
-    two = read_record(folder / "two")
-    one = read_record(folder / "one")
-    assert two["engine"]["processes"] == 2
-    assert one["engine"]["processes"] == 1
-    assert two["summary"] == one["summary"]
+    with_forks = read_record(folder / "two")
+    without_forks = read_record(folder / "one")
+    assert with_forks["engine"]["processes"] == 2
+    assert without_forks["engine"]["processes"] == 1
+    assert with_forks["summary"] == without_forks["summary"]
 
     file = folder / "two" / RECORD
     older = re.sub(r',\s*"processes": 2', "", file.read_text())

@@ -217,13 +217,13 @@ def test_less_spread_among_clients_is_better():
 
 @pytest.mark.parametrize("number", [np.int64(3), np.float32(3), Fraction(3), 3, 3.0])
 def test_a_metric_of_ones_own_may_return_any_real_number(number):
-    own = Metric(MetricKind("own", lambda record: number, unit=""), "own")
-    assert own.read_value(RECORD) == 3
-    assert type(own.read_value(RECORD)) in (int, float)
+    metric = Metric(MetricKind("own", lambda record: number, unit=""), "own")
+    assert metric.read_value(RECORD) == 3
+    assert type(metric.read_value(RECORD)) in (int, float)
 
 
 @pytest.mark.parametrize("other", [True, np.bool_(True), "3", 3j])
 def test_a_metric_that_is_no_number_is_refused(other):
-    own = Metric(MetricKind("own", lambda record: other, unit=""), "own")
+    metric = Metric(MetricKind("own", lambda record: other, unit=""), "own")
     with raises_user_error("the metric 'own' is no number (got "):
-        own.read_value(RECORD)
+        metric.read_value(RECORD)

@@ -116,12 +116,12 @@ def test_a_claim_leads_to_the_studies_of_its_runs(tmp_path):
     )
     answer = verdicts.Answer(replace(without_runs.context, claim=claim), comparison)
 
-    one = studies.Study("one", "# One", [], [], [], {}, {})
-    page = first_page.make_first_page(tmp_path, [one, replace(one, name="two")], [answer], [])
+    study = studies.Study("one", "# One", [], [], [], {}, {})
+    page = first_page.make_first_page(tmp_path, [study, replace(study, name="two")], [answer], [])
     assert "Of 1 claims: 1 undecided." in page
     links = "[one](one.md), [two](two.md); but see [three](three.md)"
     assert f"| reduced to rounds 5 of 200: {links}; decided by 18 runs in full; time: " in page
-    page = first_page.make_first_page(tmp_path, [one], [answer], [])
+    page = first_page.make_first_page(tmp_path, [study], [answer], [])
     assert "of 200: [one](one.md), two; but see " in page  # the second folder is no study, so it has no page
 
 

@@ -36,12 +36,12 @@ def test_seeds_of_one_setting_are_one_line_with_a_band():
         record_with_curve("two"),
     ]
     panel = first_panel(line_charts.learning_curves(records))
-    one, two = panel.lines
+    first_line, second_line = panel.lines
     (band,) = panel.bands
-    assert one.get_xdata().tolist() == [1, 2]
-    assert one.get_ydata() == pytest.approx([30, 90])
-    assert two.get_ydata() == pytest.approx([20, 40, 50])
-    assert one.get_color() != two.get_color()
+    assert first_line.get_xdata().tolist() == [1, 2]
+    assert first_line.get_ydata() == pytest.approx([30, 90])
+    assert second_line.get_ydata() == pytest.approx([20, 40, 50])
+    assert first_line.get_color() != second_line.get_color()
     assert panel.legend == ["one", "two", BAND, RING]  # in the order of the last values
 
     deviation = 200**0.5  # of both rounds
@@ -49,7 +49,7 @@ def test_seeds_of_one_setting_are_one_line_with_a_band():
     heights = sorted(set(outline.vertices[:, 1]))
     assert heights == pytest.approx([30 - deviation, 30 + deviation, 90 - deviation, 100])
     (edge_colour,) = band.get_edgecolor()
-    assert to_hex(edge_colour) == one.get_color().lower()
+    assert to_hex(edge_colour) == first_line.get_color().lower()
     ((_, _, _, opacity),) = band.get_facecolor()
     assert opacity < 0.2  # of many bands on each other each is seen
 
@@ -94,11 +94,11 @@ def test_curves_stand_over_the_floats_that_all_clients_have_sent():
 
     figure = line_charts.learning_curves([with_floats, older, unknown], "floats")
 
-    one, two = first_panel(figure).lines
-    assert one.get_xdata().tolist() == [30, 60, 360]
-    assert one.get_ydata() == pytest.approx([20, 40, 50])
-    assert two.get_xdata().tolist() == [2 * 2 * 12400]  # by its cost; the first round was not tested
-    assert two.get_ydata() == pytest.approx([30])
+    first_line, second_line = first_panel(figure).lines
+    assert first_line.get_xdata().tolist() == [30, 60, 360]
+    assert first_line.get_ydata() == pytest.approx([20, 40, 50])
+    assert second_line.get_xdata().tolist() == [2 * 2 * 12400]  # by its cost; the first round was not tested
+    assert second_line.get_ydata() == pytest.approx([30])
     first_mark = points_of_marks(figure)[0]
     floats_of_selected, _ = first_mark[0]
     assert floats_of_selected == 60  # of round 2

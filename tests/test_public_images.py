@@ -50,9 +50,9 @@ def test_fedmds_digest_is_a_plain_loop():
         means = [logits_of(modules, batch.x).mean(0) for batch in batches]
     steps = itertools.product(means * 2, modules)  # in each step all clients learn from one mean
 
-    def objective(k, own, everyone):
+    def objective(k, scores_of_client, scores_of_all):
         mean, _ = next(steps)
-        return (F.l1_loss(own.logits, mean),)
+        return (F.l1_loss(scores_of_client.logits, mean),)
 
     optimizer = partial(torch.optim.Adam, lr=0.003)  # without weight decay
     phase = PublicPhase(digest, objective, optimizer, has_fresh_optimizers=False, batches=batches * 2)
@@ -65,9 +65,9 @@ def test_fedmd_by_batch_is_a_plain_loop():
     overrides = {"digest_epochs": 2, "exchange": "batch"}
     setup, fed, cohort, states = prepare_public_phase("fedmd", overrides, backbone=BATCHNORM, **ADAM)
 
-    def objective(k, own, everyone):
-        mean = torch.stack([scores.logits for scores in everyone]).mean(0)
-        return (F.l1_loss(own.logits, mean),)
+    def objective(k, scores_of_client, scores_of_all):
+        mean = torch.stack([scores.logits for scores in scores_of_all]).mean(0)
+        return (F.l1_loss(scores_of_client.logits, mean),)
 
     optimizer = partial(torch.optim.Adam, lr=0.003)
     batches = [*fed.public_batches(0, epoch=0), *fed.public_batches(0, epoch=1)]
@@ -148,8 +148,8 @@ def test_fedmatchs_public_phase_against_a_plain_loop():
     setup, fed = toy.federation("fedmatch", options, momentum=0.9, weight_decay=0.1, **TWO_NETWORKS)
     states = toy.simulate(setup, fed, 1).clients
 
-    def objective(k, own, everyone):
-        p = [scores.logits.softmax(1) for scores in everyone]  # of each client, [B, C]
+    def objective(k, scores_of_client, scores_of_all):
+        p = [scores.logits.softmax(1) for scores in scores_of_all]  # of each client, [B, C]
 
         def distance(other):
             return ((p[other] - p[k]) ** 2).sum().item()
@@ -158,7 +158,7 @@ def test_fedmatchs_public_phase_against_a_plain_loop():
         nearest.remove(k)
         helpers = nearest[:2]
 
-        log_p = F.log_softmax(own.logits, 1)
+        log_p = F.log_softmax(scores_of_client.logits, 1)
         divergence = agreement = 0 * log_p.sum()
         sure = [i for i in range(len(log_p)) if p[k][i].max() >= 0.4]
         for i in sure:
@@ -217,10 +217,10 @@ def test_rhfls_public_phase_against_a_plain_loop():
     states = toy.simulate(setup, fed, 1).clients
     weights = doubles([0.1, 0.2, 0.3, 0.4])
 
-    def objective(k, own, everyone):
-        log_p = F.log_softmax(own.logits, 1)
+    def objective(k, scores_of_client, scores_of_all):
+        log_p = F.log_softmax(scores_of_client.logits, 1)
         loss = 0
-        for other, scores in enumerate(everyone):
+        for other, scores in enumerate(scores_of_all):
             if other != k:
                 target = scores.logits.softmax(1)
                 loss += weights[other] * F.kl_div(log_p, target, reduction="batchmean")
@@ -371,9 +371,9 @@ def test_clients_learn_from_all_logits_before_any_of_them_moves():
     setup, fed = toy.federation("feddf-client", {"distillation_lr": 0.3}, weight_decay=0.01, **TWO_NETWORKS)
     states = toy.simulate(setup, fed, 1).clients
 
-    def objective(k, own, everyone):
-        target = torch.stack([scores.logits for scores in everyone]).mean(0)
-        loss = F.kl_div(F.log_softmax(own.logits, 1), F.softmax(target, 1), reduction="batchmean")
+    def objective(k, scores_of_client, scores_of_all):
+        target = torch.stack([scores.logits for scores in scores_of_all]).mean(0)
+        loss = F.kl_div(F.log_softmax(scores_of_client.logits, 1), F.softmax(target, 1), reduction="batchmean")
         return loss, loss
 
     optimizer = partial(torch.optim.SGD, lr=0.3, weight_decay=0.01)

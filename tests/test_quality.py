@@ -90,8 +90,8 @@ def test_the_record_has_the_numbers_beside_all_it_had(run):
 @pytest.fixture(scope="module")
 def finished_personal_run(tmp_path_factory):
     """Makes a run of personal models with different networks, on four domains, that no test may change."""
-    own = {"dataset": "digit-domains", "protocol": "fccl:digit-domains", "num_clients": 4, "partition": "domains"}
-    return fedcli.run("local", out=tmp_path_factory.mktemp("runs") / "local", **{**THREE_OF_FOUR, **own})
+    options = {"dataset": "digit-domains", "protocol": "fccl:digit-domains", "num_clients": 4, "partition": "domains"}
+    return fedcli.run("local", out=tmp_path_factory.mktemp("runs") / "local", **{**THREE_OF_FOUR, **options})
 
 
 @pytest.fixture

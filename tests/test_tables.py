@@ -123,11 +123,11 @@ def test_other_numerics_are_another_group_and_another_hash_is_not():
 
     # Of a user's own file nobody counts versions.
     users = {"method_source": "/me/one.py"}
-    own = [
+    records = [
         make_record(seed=0) | users | {"method_hash": "a" * 8},
         make_record(seed=1) | users | {"method_hash": "b" * 8},
     ]
-    assert [group.differing_settings for group in groups.group_runs(own)] == [{"code": "a" * 8}, {"code": "b" * 8}]
+    assert [group.differing_settings for group in groups.group_runs(records)] == [{"code": "a" * 8}, {"code": "b" * 8}]
 
 
 def test_labels_hold_what_differs_and_no_more():

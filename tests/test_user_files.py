@@ -237,10 +237,10 @@ def test_an_error_inside_names_the_line_and_keeps_its_cause():
 
 
 def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tmp_path):
-    own = "import helpers\n\ndef f(x):\n    from late import LATE\n    return helpers.twice(x) + LATE\n"
+    source = "import helpers\n\ndef f(x):\n    from late import LATE\n    return helpers.twice(x) + LATE\n"
     for name, factor in (("one", 2), ("other", 3)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "own.py").write_text(own)
+        (tmp_path / name / "own.py").write_text(source)
         (tmp_path / name / "helpers.py").write_text(f"import shapes\ndef twice(x): return {factor} * x + shapes.NONE\n")
         (tmp_path / name / "shapes.py").write_text("NONE = 0\n")
         (tmp_path / name / "late.py").write_text(f"LATE = {factor}00\n")
