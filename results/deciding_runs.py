@@ -22,7 +22,7 @@ from fedcli.results.durations import (
 )
 from fedcli.results.plans import PlannedRun, plan_table
 
-H100 = "NVIDIA H100 80GB HBM3"
+PREFERRED_GPU = "NVIDIA H100 80GB HBM3"  # of most shipped runs on CUDA, whose times are known
 BENCHED_WORKLOADS = ("w3",)  # those of `fedcli bench` that train as a paper does
 
 
@@ -98,15 +98,15 @@ def find_closed_data_sets(runs: Iterable[PlannedRun]) -> list[str]:
 
 
 def describe_time_needed(runs: Sequence[PlannedRun], timed_runs: pd.DataFrame) -> str:
-    """Describes how long runs take on an H100, else on another GPU, and on a CPU."""
-    on_gpu = estimate_times(runs, timed_runs, "cuda", H100)
+    """Describes how long runs take on `PREFERRED_GPU`, else on another one, and on a CPU."""
+    on_gpu = estimate_times(runs, timed_runs, "cuda", PREFERRED_GPU)
     on_cpu = estimate_times(runs, timed_runs, "cpu", "")
     texts = []
     known_on_gpu = [time for time in on_gpu if not math.isnan(time.seconds)]
     if known_on_gpu:
         machines = list_other_machines(on_gpu)
         if not all(time.machines for time in known_on_gpu):  # some were timed on no other machine
-            machines = [H100, *machines]
+            machines = [PREFERRED_GPU, *machines]
         gpu_time = describe_sum([time.seconds for time in on_gpu], "h", "min")
         texts.append(f"{gpu_time}, timed on {' and '.join(machines)}")
     core_seconds = [time.core_seconds for time in on_cpu]

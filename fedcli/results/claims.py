@@ -328,12 +328,12 @@ class _Strength(NamedTuple):
     """How well runs bear out a claim against another row; the weakest strength is the smallest tuple.
 
     Attributes:
-        outcome: 0 if the claim is contradicted, 1 if it is undecided, and 2 if it is reproduced.
+        rank: 0 if the claim is contradicted, 1 if it is undecided, and 2 if it is reproduced.
         has_difference: Whether a pair of runs has a value.
         difference: The mean difference, above zero on the paper's side; NaN if there is none.
     """
 
-    outcome: int
+    rank: int
     has_difference: bool
     difference: float
 
@@ -342,7 +342,7 @@ def _measure_strength(claim: Claim, comparison: Comparison) -> _Strength:
     weakest_first = (CONTRADICTED, UNDECIDED, REPRODUCED)
     interval = comparison.lead.interval
     return _Strength(
-        outcome=weakest_first.index(comparison.verdict.outcome),
+        rank=weakest_first.index(comparison.verdict.outcome),
         has_difference=interval.num_values > 0,
         difference=_turn_to_paper_side(claim, interval.mean),
     )

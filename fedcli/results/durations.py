@@ -127,7 +127,7 @@ def compute_time_ratios(timed_runs: pd.DataFrame) -> pd.Series:
 
 
 class ExpectedTime(NamedTuple):
-    """How long a run is expected to take, in all or for an example.
+    """How long a run is expected to take.
 
     Attributes:
         seconds: The time in seconds; NaN if no run like it was timed.
@@ -139,9 +139,17 @@ class ExpectedTime(NamedTuple):
     core_seconds: float
     machines: frozenset[str]
 
-    def multiply(self, examples: float) -> "ExpectedTime":
-        """Returns the time for so many examples, of the time for one."""
-        return self._replace(seconds=self.seconds * examples, core_seconds=self.core_seconds * examples)
+
+class TimePerExample(NamedTuple):
+    """How long a run is expected to take for an example; the fields are those of `ExpectedTime`."""
+
+    seconds: float
+    core_seconds: float
+    machines: frozenset[str]
+
+    def for_examples(self, num_examples: float) -> ExpectedTime:
+        """Returns the time for so many examples."""
+        return ExpectedTime(self.seconds * num_examples, self.core_seconds * num_examples, self.machines)
 
 
 UNKNOWN_TIME = ExpectedTime(nan, nan, frozenset())
@@ -149,7 +157,7 @@ UNKNOWN_TIME = ExpectedTime(nan, nan, frozenset())
 
 def estimate_time_per_example(
     method: str, training: Training, machine: str, timed_runs: pd.DataFrame, ratios: pd.Series
-) -> ExpectedTime:
+) -> TimePerExample:
     """Estimates the time of a run for an example by the median of the timed runs that are nearest to it.
 
     Args:
@@ -168,7 +176,7 @@ def estimate_time_per_example(
     ratios_of_nearest = nearest["method"].map(ratios).astype(float).fillna(1.0)  # of no runs it would be text
     seconds = nearest["seconds_per_example"] * ratios.get(method, 1.0) / ratios_of_nearest
     core_seconds = seconds * nearest["threads"]
-    return ExpectedTime(seconds.median(), core_seconds.median(), frozenset(nearest["machine"]) - {machine})
+    return TimePerExample(seconds.median(), core_seconds.median(), frozenset(nearest["machine"]) - {machine})
 
 
 def _prefer(runs: pd.DataFrame, is_preferred: pd.Series) -> pd.DataFrame:
@@ -200,7 +208,7 @@ def estimate_times(
             device=device, backbone=config["backbone"], shape=str(list(shape)), precision=config["precision"]
         )
         examples = count_round_examples(config, images) * (config["rounds"] - run.rounds_done)
-        times.append(estimate_per_example(run.setup.method.name, training).multiply(examples))
+        times.append(estimate_per_example(run.setup.method.name, training).for_examples(examples))
     return times
 
 

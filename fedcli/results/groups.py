@@ -99,13 +99,13 @@ def group_runs(records: Iterable[Record], *, by_seed: bool = False) -> list[Seed
         records: The records.
         by_seed: Whether each seed is a group of its own.
     """
-    runs_by_group: dict[_GroupKey, dict[_Outcome, RunFacts]] = {}
+    runs_by_group: dict[_GroupKey, dict[_RunIdentity, RunFacts]] = {}
     for record in records:
         run = RunFacts.of(record)
         group_key = _GroupKey(run.user_label, run.key, run.numerics, run.seed if by_seed else None)
-        runs_by_outcome = runs_by_group.setdefault(group_key, {})
-        runs_by_outcome.setdefault(_Outcome(run.seed, run.outcome, run.parameters), run)
-    runs_of_groups = [list(runs_by_outcome.values()) for runs_by_outcome in runs_by_group.values()]
+        runs_by_identity = runs_by_group.setdefault(group_key, {})
+        runs_by_identity.setdefault(_RunIdentity(run.seed, run.outcome, run.parameters), run)
+    runs_of_groups = [list(runs_by_identity.values()) for runs_by_identity in runs_by_group.values()]
     settings_of_groups = [_find_compared_settings(runs[0]) for runs in runs_of_groups]
     num_groups_of_label = Counter(runs[0].user_label for runs in runs_of_groups)
     groups = []
@@ -134,8 +134,8 @@ class _GroupKey(NamedTuple):
     seed: int | None
 
 
-class _Outcome(NamedTuple):
-    """How a run of a group came out, which copies of the run have in common."""
+class _RunIdentity(NamedTuple):
+    """What tells the runs of a group apart, and copies of one run have in common."""
 
     seed: int
     outcome: str

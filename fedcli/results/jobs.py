@@ -38,7 +38,8 @@ from fedcli.runs.signals import OutOfTime, end_with_parent, interrupt_on_signals
 from fedcli.userfiles import make_absolute, user_paths
 
 POLL_SECONDS = 1.0  # between two looks at the records of other processes
-MAX_POLLS = 30  # in which interrupted runs are to end, and the process of a lost node
+LOCK_POLLS = 30  # of a run's folder, in which the process of a lost node is to end
+CANCEL_SECONDS = 30.0  # in which interrupted tasks of Ray are to end
 RETRIES = 20  # of a run whose node dies
 Start = Callable[[PlannedRun], futures.Future]  # starts a run, whose result is its error, empty for none
 
@@ -258,7 +259,7 @@ def run_task(environment: dict[str, str], task: Task, progress: Listener | None 
         The error of the run in a line; empty if it has finished.
     """
     os.environ.update(environment)
-    polls_left = MAX_POLLS
+    polls_left = LOCK_POLLS
     while True:
         try:
             _start_or_resume(task, progress)
@@ -383,5 +384,5 @@ def _starting_ray_tasks(cluster: RayCluster) -> Iterator[Start]:
     finally:
         for reference in references:
             ray.cancel(reference)
-        ray.wait(references, num_returns=len(references), timeout=MAX_POLLS * POLL_SECONDS)
+        ray.wait(references, num_returns=len(references), timeout=CANCEL_SECONDS)
         ray.shutdown()

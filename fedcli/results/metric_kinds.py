@@ -160,7 +160,7 @@ _ALL = (
         parameter=NUM_ROUNDS,
     ),
     MetricKind("largest-step", lambda record: read_curve(record).diff().abs().max(), better=""),
-    MetricKind("round", lambda record, round: read_curve(record).get(round), parameter=NUM_ROUNDS),
+    MetricKind("round", lambda record, number: read_curve(record).get(number), parameter=NUM_ROUNDS),
     MetricKind("rounds", lambda record, span: mean_or_none(read_curve(record).loc[span]), parameter=SPAN),
     MetricKind("at", read_at_fraction, parameter=SHARE_OF_ROUNDS),
     MetricKind("rounds-to", find_round_to, unit="rounds", better="lower", may_be_unreached=True, parameter=PERCENT),

@@ -144,8 +144,8 @@ class Plan:
     def may_start(self, run: PlannedRun, active: Collection[PlannedRun]) -> bool:
         """Returns whether a run may start beside the `active` ones; it is asked again after one of these has ended.
 
-        Here any run may. A plan of one's own may hold back a run, as that of `results/evidence/carried_plan.py` does. A
-        run that is held back while none is active stays as it is, which is no error.
+        Here any run may; a subclass may hold back a run. One that is held back while none is active stays as it is,
+        which is no error.
         """
         return True
 
@@ -243,24 +243,24 @@ def plan_table(
     seeds = check_seeds(table.seeds if seeds is None else seeds)
     selected = _select_cells(table, only)
     tuned_methods = set() if tuned is None else _find_tuned_methods(selected, tuned)
-    new_cells = []  # as if nothing had begun
+    planned_cells = []  # without records, as if nothing had begun
     for cell in selected:
         tuned_of_cell = tuned if cell.method in tuned_methods else None
         first_run = plan_cell(table, cell, seeds[0], own_folder, limits, dataset, tuned_of_cell)
         new_runs = tuple(first_run.with_seed(seed) for seed in seeds)
-        new_cells.append(PlannedCell(cell, find_metric(cell.metric), new_runs))
-    runs = _attach_records(new_cells, own_folder, search_folders)
+        planned_cells.append(PlannedCell(cell, find_metric(cell.metric), new_runs))
+    runs = _attach_records(planned_cells, own_folder, search_folders)
     cells = []
-    for new_cell in new_cells:
-        runs_of_cell = tuple(runs[new_run.folder] for new_run in new_cell.runs)
-        cells.append(replace(new_cell, runs=runs_of_cell))
+    for planned_cell in planned_cells:
+        runs_of_cell = tuple(runs[new_run.folder] for new_run in planned_cell.runs)
+        cells.append(replace(planned_cell, runs=runs_of_cell))
     return TablePlan(
         own_folder,
         tuple(runs.values()),
         table=table,
         cells=tuple(cells),
         seeds=tuple(seeds),
-        reduction=_describe_reduction(new_cells),
+        reduction=_describe_reduction(planned_cells),
     )
 
 
@@ -277,7 +277,7 @@ def _find_tuned_methods(cells: Sequence[Cell], tuned: str) -> set[str]:
 
 
 def _attach_records(
-    new_cells: Iterable[PlannedCell], own_folder: Path, search_folders: Iterable[Path]
+    planned_cells: Iterable[PlannedCell], own_folder: Path, search_folders: Iterable[Path]
 ) -> dict[Path, PlannedRun]:
     """Finds the folder and the record of what has begun of the runs that cells need.
 
@@ -289,10 +289,10 @@ def _attach_records(
     """
     new_runs: dict[Path, PlannedRun] = {}
     needed_rounds: dict[Path, set[str]] = {}
-    for new_cell in new_cells:
-        for new_run in new_cell.runs:
+    for planned_cell in planned_cells:
+        for new_run in planned_cell.runs:
             new_runs.setdefault(new_run.folder, new_run)
-            needed_rounds.setdefault(new_run.folder, set()).add(new_cell.metric.kind.needed_rounds)
+            needed_rounds.setdefault(new_run.folder, set()).add(planned_cell.metric.kind.needed_rounds)
     countable = []
     for run in read_runs(search_folders):
         if run.outcome in ENDED or run.folder.is_relative_to(own_folder):

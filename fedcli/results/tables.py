@@ -131,7 +131,7 @@ def collect_numbers(record: Record, metrics: Sequence[Metric] = ()) -> dict[str,
         UserError: If a metric's title is that of another column, or of another metric.
     """
     summary = record["summary"]
-    before = {
+    facts = {
         "method": record["method"],
         "protocol": record["protocol"],
         "dataset": record["dataset"],
@@ -150,28 +150,28 @@ def collect_numbers(record: Record, metrics: Sequence[Metric] = ()) -> dict[str,
         "post_accuracy": find_metric("post").read_value(record),
     }
     measured = _read_metrics(record, metrics)
-    after: dict[str, Any] = {}
-    after["floats_down"] = _round_number(find_metric("floats-down").read_value(record))
-    after["floats_up"] = _round_number(find_metric("floats-up").read_value(record))
     cost = record["cost"] or {}
-    after["memory_floats"] = cost.get("memory_floats")
-    after["buffer_floats"] = cost.get("buffer_floats")
-    after["parameters"] = record["model"]["parameters"]
-    after["params_sha256"] = summary.get("params_sha256")
     seconds = [sum(entry["seconds"].values()) for entry in record["rounds"]]
     undisturbed = is_undisturbed(record)
-    after["seconds_round_median"] = median(seconds) if seconds and undisturbed else None
-    after["seconds_total"] = record["seconds_total"] if undisturbed else None
-    after["method_hash"] = record.get("method_hash")
-    after["commit"] = record.get("commit")
-    for name, value in record["config"].items():
-        after[f"config.{name}"] = value
+    costs_and_code = {
+        "floats_down": _round_number(find_metric("floats-down").read_value(record)),
+        "floats_up": _round_number(find_metric("floats-up").read_value(record)),
+        "memory_floats": cost.get("memory_floats"),
+        "buffer_floats": cost.get("buffer_floats"),
+        "parameters": record["model"]["parameters"],
+        "params_sha256": summary.get("params_sha256"),
+        "seconds_round_median": median(seconds) if seconds and undisturbed else None,
+        "seconds_total": record["seconds_total"] if undisturbed else None,
+        "method_hash": record.get("method_hash"),
+        "commit": record.get("commit"),
+    }
+    options = {f"config.{name}": value for name, value in record["config"].items()}
     for title in measured:
-        if title in before or title in after:
+        if title in facts or title in costs_and_code or title in options:
             raise UserError(
                 f"a table has a column '{title}' already (got a metric of that name); call yours otherwise."
             )
-    return {**before, **measured, **after}
+    return {**facts, **measured, **costs_and_code, **options}
 
 
 def _read_metrics(record: Record, metrics: Sequence[Metric]) -> dict[str, float | None]:

@@ -23,7 +23,8 @@ from fedcli.runs.options import RunConfig
 
 MIB = 2**20
 PART_SIZE = 16 * MIB  # bytes of a file of the archive
-PARTS = "evidence.tgz.*"
+PART_PREFIX = "evidence.tgz."
+PART_PATTERN = f"{PART_PREFIX}*"
 ARCHIVE_SIZE = 4 * PART_SIZE - 2 * MIB  # bytes of its files at most; the rest is for names and padding
 RECORD_COMPRESSION = 3  # by how much a record is smaller in it, at least
 
@@ -33,7 +34,7 @@ class Contents:
 
     Attributes:
         files: Those that go into it.
-        free_bytes: That it still has room for.
+        free_bytes: The number of bytes that still fit; negative if the records alone are too large.
     """
 
     def __init__(self, runs: Iterable[PlannedRun]):
@@ -102,11 +103,11 @@ def write_archive(files: Sequence[Path], folder: Path) -> None:
     with TemporaryDirectory(dir=folder) as temporary:
         whole = Path(temporary) / "whole.tgz"
         subprocess.run(["tar", "-czf", whole, "-T", "-"], check=True, text=True, input=names)
-        start_of_names = whole.with_name("evidence.tgz.")
+        start_of_names = whole.with_name(PART_PREFIX)
         subprocess.run(["split", "-b", str(PART_SIZE), "-d", "-a", "1", whole, start_of_names], check=True)
-        for old_part in folder.glob(PARTS):
+        for old_part in folder.glob(PART_PATTERN):
             old_part.unlink()
-        for part in whole.parent.glob(PARTS):
+        for part in whole.parent.glob(PART_PATTERN):
             part.rename(folder / part.name)
 
 
@@ -117,10 +118,10 @@ def unpack(folder: Path) -> None:
         UserError: If there is none in the folder.
         subprocess.CalledProcessError: If the archive is not whole.
     """
-    parts = [part.read_bytes() for part in sorted(folder.glob(PARTS))]
+    parts = [part.read_bytes() for part in sorted(folder.glob(PART_PATTERN))]
     if not parts:
         raise UserError(
-            f"there is no archive to go on from (got {folder}, without {PARTS}); name a folder that has one."
+            f"there is no archive to go on from (got {folder}, without {PART_PATTERN}); name a folder that has one."
         )
     subprocess.run(["tar", "-xz", "--skip-old-files"], check=True, input=b"".join(parts))
 

@@ -76,9 +76,12 @@ def default_jobs(tiny: bool) -> int:
 
 
 class CountingDisplay(TableDisplay):
-    """Shows runs, and counts those that have failed."""
+    """Shows runs, and counts those that have failed; `execute` loses their errors if the time is over."""
 
-    num_failed = 0
+    def __init__(self, consoles: Sequence[Console], plan: Plan):
+        """Makes the display; see `TableDisplay`."""
+        super().__init__(consoles, plan)
+        self.num_failed = 0
 
     def end(self, run: PlannedRun, record: Record | None, error: str) -> None:
         """Prints how a run has ended, and counts it if it has failed."""
