@@ -1,12 +1,14 @@
 """What would decide an open claim, and how long that takes by the runs and benchmarks that were timed."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from fedcli.bench.workloads import find_workload
+from fedcli.bench.csv_file import RENAMED_COLUMNS
+from fedcli.bench.workloads import W3, Workload
 from fedcli.data import datasets
 from fedcli.declarations import Claim
 from fedcli.registry import find_table
@@ -23,7 +25,7 @@ from fedcli.results.durations import (
 from fedcli.results.plans import PlannedRun, plan_table
 
 PREFERRED_GPU = "NVIDIA H100 80GB HBM3"  # of most shipped runs on CUDA, whose times are known
-BENCHED_WORKLOADS = ("w3",)  # those of `fedcli bench` that train as a paper does
+BENCHED_WORKLOADS = (W3,)  # those of `fedcli bench` that train as a paper does
 
 
 def tabulate_benchmarks(folder: Path) -> pd.DataFrame:
@@ -37,26 +39,30 @@ def tabulate_benchmarks(folder: Path) -> pd.DataFrame:
     """
     timed_runs = []
     for file in sorted(folder.glob("*-torch*.csv")):
-        measured = pd.read_csv(file)
-        on_cuda = measured[(measured["device"] == "cuda") & measured["workload"].isin(BENCHED_WORKLOADS)]
-        for bench in on_cuda.to_dict("records"):
-            workload = find_workload(bench["workload"])
-            shape = datasets.describe(workload["dataset"])["shape"]
-            examples = bench["samples_per_second"] * bench["seconds_per_round"]
-            timed_run = TimedRun(
-                seconds_per_example=(bench["seconds_per_round"] + bench["evaluation_seconds"]) / examples,
-                examples=examples,
-                threads=1,
-                undisturbed=True,
-                machine=bench["hardware"],
-                method=REFERENCE_METHOD,
-                device=bench["device"],
-                backbone=workload["backbone"],
-                shape=str(list(shape)),
-                precision=bench["precision"],
-            )
-            timed_runs.append(timed_run)
+        measured = pd.read_csv(file).rename(columns=RENAMED_COLUMNS)
+        of_reference = measured[(measured["device"] == "cuda") & (measured["method"] == REFERENCE_METHOD)]
+        for workload in BENCHED_WORKLOADS:
+            of_workload = of_reference[of_reference["workload"].isin(workload.names)]
+            timed_runs += [_make_timed_run(workload, timing) for timing in of_workload.to_dict("records")]
     return make_table_of_times(timed_runs)
+
+
+def _make_timed_run(workload: Workload, timing: Mapping[str, Any]) -> TimedRun:
+    """Returns what a row of a CSV file of `fedcli bench` says of the time of a workload."""
+    shape = datasets.describe(workload.dataset)["shape"]
+    examples = timing["examples_per_second"] * timing["seconds_per_round"]
+    return TimedRun(
+        seconds_per_example=(timing["seconds_per_round"] + timing["evaluation_seconds"]) / examples,
+        examples=examples,
+        threads=1,
+        undisturbed=True,
+        machine=timing["hardware"],
+        method=REFERENCE_METHOD,
+        device=timing["device"],
+        backbone=workload.backbone,
+        shape=str(list(shape)),
+        precision=timing["precision"],
+    )
 
 
 def describe_deciding_runs(answer: verdicts.Answer, folder: Path, timed_runs: pd.DataFrame) -> str:

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import re
 import sys
 import threading
 from dataclasses import replace
@@ -15,10 +17,12 @@ import pytest
 import torch
 
 from fedcli import registry
-from fedcli.bench import joint_step, lower_bounds, plain_loop, random_images, speed, workloads
-from fedcli.bench.cells import format_timing
-from fedcli.bench.csv_file import append_csv
-from fedcli.bench.speed import Timing
+from fedcli.bench import engine_side, joint_step, lower_bounds, plain_loop, random_images, speed, workloads
+from fedcli.bench.cells import MEANINGS, format_count, format_timing
+from fedcli.bench.csv_file import RENAMED_COLUMNS, append_csv
+from fedcli.bench.timings import Timing
+from fedcli.bench.workloads import Workload
+from fedcli.core.stacked import WAYS
 from fedcli.data import imports
 from fedcli.errors import UserError
 from fedcli.runs import prepare
@@ -30,15 +34,15 @@ from tests.commands import PROGRAM, error_of, invoke, output_of
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda_runs import early_captures, on_fake_cuda
 
-TINY_CNN = {
-    "dataset": "fmnist", "train_examples": 80, "num_clients": 4, "cohort_size": 2, "local_epochs": 2, "batch_size": 8,
-    "backbone": "cnn-mcmahan",
-}  # fmt: skip
-TINY_SMALL = TINY_CNN | {"backbone": workloads.SMALL_NETWORK}
-TINY_RESNET = TINY_CNN | {"dataset": "cifar10", "train_examples": 24, "backbone": "resnet18"}
+TINY_CNN = Workload(
+    name="tiny", dataset="fmnist", train_examples=80, num_clients=4, cohort_size=2, local_epochs=2, batch_size=8,
+    backbone="cnn-mcmahan",
+)  # fmt: skip
+TINY_SMALL = replace(TINY_CNN, backbone=workloads.SMALL_NETWORK)
+TINY_RESNET = replace(TINY_CNN, dataset="cifar10", train_examples=24, backbone="resnet18")
 WRITTEN = [  # names in files, in their order
-    "workload", "engine", "device", "method", "seconds_per_round", "seconds_spread", "samples_per_second", "peak_bytes",
-    "evaluation_seconds", "data_seconds_share", "images", "torch", "threads", "hardware", "precision", "cohort_size",
+    "workload", "way", "device", "method", "seconds_per_round", "seconds_spread", "examples_per_second", "peak_bytes",
+    "evaluation_seconds", "around_training_share", "images", "torch", "threads", "hardware", "precision", "cohort_size",
     "local_epochs", "batch_size", "seed", "repeats", "plain_seconds_per_round", "plain_spread", "ratio",
     "bound_seconds", "bound_share", "arithmetic_bound_seconds", "memory_bound_seconds",
 ]  # fmt: skip
@@ -57,8 +61,8 @@ def make_small(monkeypatch, folder):
     monkeypatch.setattr(workloads, "PUBLIC_IMAGES", 20)
     (folder / "few.py").write_text(FEW_IMAGES)
     monkeypatch.setattr(workloads, "RANDOM_IMAGES", folder / "few.py")
-    for name in workloads.WORKLOADS:
-        monkeypatch.setitem(workloads.WORKLOADS, name, TINY_CNN)
+    small = [replace(TINY_CNN, name=workload.name, alias=workload.alias) for workload in workloads.WORKLOADS]
+    monkeypatch.setattr(workloads, "WORKLOADS", small)
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -78,7 +82,7 @@ def sides(workload, **options):
 
 def measured(workload=TINY_CNN, repeats=1, **options):
     setup = workloads.prepare_workload(workload, device="cpu", **options)
-    return speed.time_workload("tiny", setup, repeats, lambda text: None, with_plain=True)
+    return speed.time_workload("tiny", setup, repeats, lambda text: None)
 
 
 def flushes_denormals():
@@ -95,7 +99,7 @@ class RoundRun(NamedTuple):
 
 def fake_seconds(monkeypatch, engine, plain=()):
     """Rounds take the times given, of the engine by part, and peak rates are round numbers; returns the rounds run."""
-    one_round = speed.one_round
+    one_round = engine_side.one_round
     warm_up = {}
     engine_seconds = iter([warm_up, *engine])
     plain_seconds = iter(plain)
@@ -112,7 +116,7 @@ def fake_seconds(monkeypatch, engine, plain=()):
         work()
         return next(plain_seconds)
 
-    monkeypatch.setattr(speed, "one_round", engine_round)
+    monkeypatch.setattr(engine_side, "one_round", engine_round)
     monkeypatch.setattr(speed, "measure_seconds", measure_seconds)
     monkeypatch.setattr(lower_bounds, "measure_peak_rates", lambda engine, dtype: lower_bounds.PeakRates(1e6, 1e3))
     return rounds_run
@@ -120,7 +124,7 @@ def fake_seconds(monkeypatch, engine, plain=()):
 
 def count_samples(monkeypatch):
     """The number of samples that the engine reports of each round, in a list that grows."""
-    one_round = speed.one_round
+    one_round = engine_side.one_round
     samples_of_rounds = []
 
     def counted_round(setup, fed, state, cohort):
@@ -130,7 +134,7 @@ def count_samples(monkeypatch):
         samples_of_rounds.append(sum(samples))
         return after_round
 
-    monkeypatch.setattr(speed, "one_round", counted_round)
+    monkeypatch.setattr(engine_side, "one_round", counted_round)
     return samples_of_rounds
 
 
@@ -150,9 +154,9 @@ def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
         trained_on.append({image.numpy().tobytes() for image in dataset.x_train})
         return prepared
 
-    monkeypatch.setattr(speed, "prepare", watched)
-    assert measured(TINY_CNN | {"dataset": "fmnist"}).images == "random"
-    assert measured(TINY_CNN | {"dataset": "own"}).images == "real"
+    monkeypatch.setattr(engine_side, "prepare", watched)
+    assert measured(TINY_CNN).images == "random"
+    assert measured(replace(TINY_CNN, dataset="own")).images == "real"
 
     drawn, imported = trained_on
     assert len(drawn) == len(imported) == 80  # of 90 and 100, as many as the clients hold
@@ -209,8 +213,7 @@ def test_one_client_after_the_other_both_sides_have_minibatches_of_the_same_size
 
 @pytest.mark.parametrize("workload", [TINY_CNN, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
 def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
-    batch_size = workload["train_examples"] // 4
-    setup, fed, plain = sides(workload | {"batch_size": batch_size}, precision="float64")
+    setup, fed, plain = sides(replace(workload, batch_size=workload.train_examples // 4), precision="float64")
     state = laws.initial_state(setup, fed)
     buffers = [name for name, _ in plain.model.named_buffers() if "num_batches_tracked" not in name]
     names = [name for name, _ in plain.model.named_parameters()] + buffers
@@ -250,7 +253,7 @@ def test_every_method_can_be_measured(name):
     result = measured(method=name, clients_per_chunk="2", seed=3).as_dict()
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     expected = {
-        "workload": "tiny", "method": name, "engine": "stacked x 2", "device": "cpu", "seed": 3, "cohort_size": 2,
+        "workload": "tiny", "method": name, "way": "stacked x 2", "device": "cpu", "seed": 3, "cohort_size": 2,
         "threads": torch.get_num_threads(),
     }  # fmt: skip
     assert result.items() >= expected.items()
@@ -350,8 +353,8 @@ def test_times_and_the_ratio_of_a_pair_are_medians(three_rounds):
     assert result["plain_seconds_per_round"] == 30.0
     assert result["plain_spread"] == [20.0, 80.0]
     assert result["ratio"] == median([3.0, 1.0, 2.0])  # of the medians it would be 1.5
-    assert result["data_seconds_share"] == 6 / 20
-    assert result["samples_per_second"] == 80 / 20.0
+    assert result["around_training_share"] == 6 / 20
+    assert result["examples_per_second"] == 80 / 20.0
     assert result["evaluation_seconds"] == 0.25
 
 
@@ -365,9 +368,17 @@ def test_the_lower_bound_is_that_of_arithmetic_or_of_memory(three_rounds):
 
 def test_a_timed_side_is_shown_with_its_spread_and_a_bound_that_is_too_high(three_rounds):
     cells = format_timing(three_rounds.timing)
-    shown = {"Round": "20 (10-40)", "Plain": "30", "Ratio": "2x", "Test": "0.25"}
+    threads = str(three_rounds.timing.threads)
+    shown = {"Engine": "20 (10-40)", "Plain loop": "30", "Ratio": "2x", "Test": "0.25", "Threads": threads}
     assert cells.items() >= shown.items()
-    assert "failed: too high" in cells["Bound"]  # at these rates
+    assert "failed: above the engine's" in cells["Bound"]  # at these rates
+
+
+def test_each_title_of_a_number_is_explained_below_the_table(three_rounds):
+    in_workloads = format_timing(three_rounds.timing)
+    in_methods = format_timing(replace(three_rounds.timing, comparison=None, whole_seconds=3.5))
+    of_conditions = {"Workload", "Method", "Way", "Threads", "Images"}
+    assert MEANINGS.keys() == {*in_workloads, *in_methods} - of_conditions
 
 
 @pytest.mark.parametrize(
@@ -409,7 +420,7 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
     ]
     rounds_run = fake_seconds(monkeypatch, seconds)
     samples_of_rounds = count_samples(monkeypatch)
-    timing = speed.time_workload(setup.protocol.name, setup, 3, lambda text: None, with_plain=False)
+    timing = speed.time_method(setup.protocol.name, setup, 3, lambda text: None)
 
     assert [round_run.name for round_run in rounds_run] == [36, 37, 38, 39]  # the last ones
     result = timing.as_dict()
@@ -417,7 +428,7 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
     assert result["seconds_spread"] == [3, 5]
     assert result["evaluation_seconds"] == 0.5
     assert result["whole_seconds"] == 40 * 4.25
-    assert result["samples_per_second"] == pytest.approx(np.mean(samples_of_rounds[1:]) / 4)
+    assert result["examples_per_second"] == pytest.approx(np.mean(samples_of_rounds[1:]) / 4)
     assert "bound_seconds" not in result
 
     row = format_timing(timing)
@@ -432,7 +443,7 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
 
 @pytest.mark.parametrize("way", ["stacked", "branches"])
 def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
-    step = joint_step.count_step("tiny", TINY_CNN, way, "float32")
+    step = joint_step.count_step(TINY_CNN, way, "float32")
     row = step.as_dict()
     *_, plain = sides(TINY_CNN)
     clients, batch_size = 2, 8
@@ -460,13 +471,34 @@ def test_counts_are_printed_for_workloads_and_nothing_is_measured(folder, monkey
     assert "unknown workload 'w9'" in error_of("bench", "w9", "--count")
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("precision", ["float32", "float64", "tf32", "bf16"])
+def test_a_count_models_the_time_of_float32_alone_and_knows_no_bf16(way, precision):
+    if precision == "bf16":
+        with pytest.raises(UserError, match=r"bf16 cannot be counted without a GPU .* choose float32, float64 or tf32"):
+            joint_step.count_step(TINY_CNN, way, precision)
+        return
+    step = joint_step.count_step(TINY_CNN, way, precision)
+    written = step.as_dict()
+    assert written["kernels"] > 0
+    assert ("milliseconds" in written) == ("Modelled ms" in format_count(step)) == (precision == "float32")
+
+
+def test_a_workload_of_which_rows_use_other_threads_says_so_in_each_row(monkeypatch):
+    """A small network trains in processes of one thread each."""
+    small = [replace(workload, backbone=workloads.SMALL_NETWORK) for workload in workloads.WORKLOADS[1:2]]
+    monkeypatch.setattr(workloads, "WORKLOADS", [workloads.WORKLOADS[0], *small])
+    lines = [json.loads(line) for line in bench("w1", "w2", "--json").splitlines()]
+    assert [line["threads"] for line in lines] == [torch.get_num_threads(), 1]
+
+
 def test_each_option_of_bench_reaches_a_count_or_is_refused_beside_it(monkeypatch):
     steps = []
     count_step = joint_step.count_step
 
-    def watched(name, workload, way, precision):
+    def watched(workload, way, precision):
         steps.append(precision)
-        return count_step(name, workload, way, precision)
+        return count_step(workload, way, precision)
 
     monkeypatch.setattr(joint_step, "count_step", watched)
     assert json.loads(output_of("bench", "w1", "--count", "--json", "--precision", "float64").splitlines()[0])
@@ -496,7 +528,7 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     lines = bench("w2", "w1", "--json", "--csv", "deep/out.csv", *options).splitlines()
     results = [json.loads(line) for line in lines]
     expected = {
-        "local_epochs": 1, "precision": "float64", "engine": "stacked x 2", "seed": 4, "method": "fedfm",
+        "local_epochs": 1, "precision": "float64", "way": "stacked x 2", "seed": 4, "method": "fedfm",
         "device": "cpu", "repeats": 1,
     }  # fmt: skip
     first, _ = results
@@ -509,7 +541,7 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
 
     rows = pd.read_csv("deep/out.csv")
     assert list(rows.workload) == ["w2", "w1", "w1"]
-    assert list(rows.samples_per_second[:2]) == [result["samples_per_second"] for result in results]
+    assert list(rows.examples_per_second[:2]) == [result["examples_per_second"] for result in results]
     spreads = [json.loads(spread) for spread in rows.seconds_spread[:2]]
     assert spreads == [result["seconds_spread"] for result in results]
     assert set(rows.seed) == {4, 0}
@@ -542,24 +574,65 @@ def test_rows_of_both_kinds_keep_all_their_numbers(order, three_rounds, tmp_path
         assert dict(row.dropna()) == expected
 
 
-def test_floors_of_a_file_that_an_earlier_version_wrote_go_on_as_bounds(three_rounds, tmp_path):
+def test_columns_of_a_file_that_an_earlier_version_wrote_go_on_by_their_new_names(three_rounds, tmp_path):
     result = three_rounds.timing.as_dict()
-    earlier = pd.DataFrame([result]).rename(columns=lambda column: column.replace("bound", "floor"))
-    assert {"floor_seconds", "floor_share", "arithmetic_floor_seconds", "memory_floor_seconds"} <= {*earlier.columns}
+    of_tests = "evaluation_bound_seconds"  # which only earlier versions measured
+    earlier_names = {new: old for old, new in RENAMED_COLUMNS.items()}
+    assert earlier_names.keys() <= {*result, of_tests}
+    earlier = pd.DataFrame([{**result, of_tests: 0.5}]).rename(columns=earlier_names)
+    assert {*RENAMED_COLUMNS} <= {*earlier.columns}
     earlier.to_csv(tmp_path / "out.csv", index=False)
     append_csv(tmp_path / "out.csv", result)
     rows = pd.read_csv(tmp_path / "out.csv")
-    assert [*rows.columns] == [*result]
-    assert [*rows.bound_share] == [result["bound_share"]] * 2
+    assert [*rows.columns] == [*result, of_tests]
+    for name in ("bound_share", "examples_per_second", "around_training_share"):
+        assert [*rows[name]] == [result[name]] * 2
+    assert [*rows.way] == [result["way"]] * 2
+
+
+def test_a_file_to_append_to_may_be_empty_and_is_a_file(folder):
+    (folder / "out.csv").touch()
+    bench("w1", "--csv", "out.csv")
+    assert [*pd.read_csv("out.csv").workload] == ["w1"]
+    os.mkfifo("pipe")
+    (folder / "results").mkdir()
+    for path in ("pipe", "results", "/dev/null"):
+        assert f"'{path}' is not a file" in error_of("bench", "w1", "--device", "cpu", "--csv", path)
+
+
+def test_by_any_of_its_names_a_workload_is_written_by_its_short_one():
+    (line,) = bench("resnet18", "--json", "--csv", "out.csv").splitlines()
+    assert json.loads(line)["workload"] == "w3"
+    assert [*pd.read_csv("out.csv").workload] == ["w3"]
+    for line in output_of("bench", "resnet18", "--count", "--json").splitlines():
+        assert json.loads(line)["workload"] == "w3"
+
+
+def test_public_images_that_are_missing_are_refused_before_anything_is_timed(monkeypatch):
+    monkeypatch.setattr(speed, "time_workload", None)
+    resolve_run = resolve
+
+    def resolve_with_public_images(*arguments, **options):
+        setup = resolve_run(*arguments, **options)
+        return replace(setup, config=replace(setup.config, public_dataset="cifar100"))
+
+    monkeypatch.setattr("fedcli.runs.resolve.resolve", resolve_with_public_images)
+    fault = error_of("bench", "w1", "fedavg", "--device", "cpu", "--repeats", "1")
+    assert "the data set 'cifar100' is not on this machine" in fault
 
 
 def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
     """By default these are the two short workloads, else those that are named, and those of scaling."""
-    monkeypatch.setattr(workloads, "SCALING", {name: TINY_CNN for name in ("w1 K=1 B=8", "w1 K=2 B=8")})
-    title, first, second, machine = bench().splitlines()
+    monkeypatch.setattr(workloads, "SCALING", [replace(TINY_CNN, name=name) for name in ("w1 K=1 B=8", "w1 K=2 B=8")])
+    title, first, second, machine, meanings = bench().splitlines()
     assert [line.split()[0] for line in (title, first, second)] == ["Workload", "w1", "w2"]
     assert first.strip().endswith("random")
-    assert f"threads: {torch.get_num_threads()}, torch {torch.__version__}, float32; seconds" in machine
+    assert f"torch {torch.__version__}, float32; medians of 1 rounds" in machine
+    assert meanings.startswith("Engine: seconds of a round by fedcli; Plain loop: seconds of a round by a plain ")
+    titles = re.split("  +", title.strip())
+    for line in (first, second):
+        cells = re.split("  +", line.strip())
+        assert cells[titles.index("Threads")] == str(torch.get_num_threads())
     lines = bench("w2", "--scaling").splitlines()
     assert [line.split("  ")[0] for line in lines[1:4]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8"]
     lines = bench("--scaling").splitlines()
@@ -569,7 +642,7 @@ def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
 @on_fake_cuda
 def test_a_bench_measures_replays_alone():
     """Of 13 examples a batch of 4 leaves one that is not full: a step of its kind, of which a round has but one."""
-    one_round = speed.one_round
+    one_round = engine_side.one_round
     not_replays = []  # steps of each round that were captured, or taken without a graph
 
     def counted(setup, fed, *arguments):
@@ -579,13 +652,13 @@ def test_a_bench_measures_replays_alone():
         not_replays.append(graphs.num_captured + graphs.num_plain - before)
         return results
 
-    run = {
-        "dataset": "digits", "num_clients": 2, "cohort_size": 2, "backbone": "cnn-small", "local_epochs": 1,
-        "train_examples": 26, "batch_size": 4,
-    }  # fmt: skip
-    with FakeCuda.running(), early_captures(), patch.object(speed, "one_round", counted):
-        setup = workloads.prepare_workload(run, device="cuda")
-        timing = speed.time_workload("tiny", setup, 2, lambda text: None, with_plain=False)
+    workload = Workload(
+        name="tiny", dataset="digits", num_clients=2, cohort_size=2, backbone="cnn-small", local_epochs=1,
+        train_examples=26, batch_size=4,
+    )  # fmt: skip
+    with FakeCuda.running(), early_captures(), patch.object(engine_side, "one_round", counted):
+        setup = workloads.prepare_workload(workload, device="cuda")
+        timing = speed.time_method("tiny", setup, 2, lambda text: None)
 
     assert timing.way == "stacked x 2, captured"
 

@@ -474,12 +474,14 @@ def test_no_command_is_said_to_decide_what_thirty_seeds_would_not(study):
     assert text == "more than 30 seeds, if their spread stays"
 
 
-def test_a_run_takes_the_time_of_the_benched_workload_of_its_network_and_images(tmp_path):
+@pytest.mark.parametrize("name", ["w3", "resnet18"])
+def test_a_run_takes_the_time_of_the_benched_workload_of_its_network_and_images(name, tmp_path):
     (tmp_path / "a-gpu-torch2.csv").write_text(
-        "workload,device,hardware,precision,samples_per_second,seconds_per_round,evaluation_seconds\n"
-        "w3,cuda,a GPU,float32,1000,40,10\n"
-        "w3,cpu,a CPU,float32,1000,40,10\n"
-        "w1,cuda,a GPU,float32,9,9,9\n"
+        "workload,device,method,hardware,precision,samples_per_second,seconds_per_round,evaluation_seconds\n"
+        f"{name},cuda,fedavg,a GPU,float32,1000,40,10\n"
+        f"{name},cuda,fedgen,a GPU,float32,9,9,9\n"
+        f"{name},cpu,fedavg,a CPU,float32,1000,40,10\n"
+        "w1,cuda,fedavg,a GPU,float32,9,9,9\n"
     )
     table = registry.find_table("fedfm:III")
     planned = plans.plan_table(table, tmp_path, only=["FedAvg", "CIFAR-10 NIID-1"], seeds=[0])
@@ -617,8 +619,8 @@ def test_every_claim_stands_in_its_table_with_the_papers_sign():
 def test_images_that_clients_keep_for_testing_count_as_in_the_runs_that_were_timed(tmp_path):
     """A record has the sizes of the clients' whole parts, of which FedSA's protocols test on a share."""
     (tmp_path / "a-gpu-torch2.csv").write_text(
-        "workload,device,hardware,precision,samples_per_second,seconds_per_round,evaluation_seconds\n"
-        "w3,cuda,a GPU,float32,1000,40,10\n"
+        "workload,device,method,hardware,precision,examples_per_second,seconds_per_round,evaluation_seconds\n"
+        "w3,cuda,fedavg,a GPU,float32,1000,40,10\n"
     )
     table = registry.find_table("fedsa:1")
     planned = plans.plan_table(table, tmp_path, only=["LG-FedAvg", "cross-silo Cifar10"], seeds=[0])

@@ -1,9 +1,21 @@
-"""The tables that `fedcli bench` prints: the cells of a row by their titles, and the line below."""
+"""The tables that `fedcli bench` prints: the cells of a row by their titles, and the lines below."""
+
+from collections.abc import Iterable
 
 import torch
 
 from fedcli.bench.joint_step import StepCount
-from fedcli.bench.speed import Timing
+from fedcli.bench.timings import Timing
+
+MEANINGS = {  # of the titles of what is timed, where it is not plain
+    "Engine": "seconds of a round by fedcli",
+    "Plain loop": "seconds of a round by a plain PyTorch loop",
+    "Ratio": "of the plain loop's seconds to the engine's, the median over pairs of rounds",
+    "Bound": "the least seconds at the machine's peak rates, and its share of the engine's",
+    "Test": "seconds of the test after a round",
+    "Whole run": "seconds of all rounds with their tests",
+    "MiB": "the most memory until the first round has ended",
+}
 
 
 def format_timing(timing: Timing) -> dict[str, str]:
@@ -12,15 +24,16 @@ def format_timing(timing: Timing) -> dict[str, str]:
     row = {
         "Workload": timing.workload,
         "Method": timing.method,
-        "Engine": timing.way,
-        "Round": f"{format_number(timing.seconds_per_round)} ({format_number(least)}-{format_number(largest)})",
+        "Way": timing.way,
+        "Threads": str(timing.threads),
+        "Engine": f"{format_number(timing.seconds_per_round)} ({format_number(least)}-{format_number(largest)})",
     }
     comparison = timing.comparison
     if comparison is not None:
         share = f"{comparison.bound_share:.0%}"
         if comparison.bound_share > 1:
-            share = "failed: too high"
-        row["Plain"] = format_number(comparison.plain_seconds_per_round)
+            share = "failed: above the engine's"
+        row["Plain loop"] = format_number(comparison.plain_seconds_per_round)
         row["Ratio"] = f"{format_number(comparison.ratio)}x"
         row["Bound"] = f"{format_number(comparison.bounds.bound_seconds)} ({share})"
     row["Test"] = format_number(timing.evaluation_seconds)
@@ -31,26 +44,32 @@ def format_timing(timing: Timing) -> dict[str, str]:
     return row
 
 
-def format_machine(timing: Timing) -> str:
-    """Returns the line below the table: the machine, and what the titles mean."""
+def format_conditions(timing: Timing) -> str:
+    """Returns the line below the table: the machine, and what the rows have in common with this one."""
     return (
-        f"{timing.device} ({timing.hardware}), threads: {timing.threads}, torch {torch.__version__}, "
-        f"{timing.config.precision}; seconds, median of {timing.repeats} rounds (least-largest); "
-        "Plain: of a plain PyTorch loop, Test: of the test images"
+        f"{timing.device} ({timing.hardware}), torch {torch.__version__}, {timing.config.precision}; "
+        f"medians of {timing.repeats} rounds (least-largest)"
     )
 
 
+def explain_titles(titles: Iterable[str]) -> str:
+    """Returns the last line below the table: what its titles mean."""
+    return "; ".join(f"{title}: {MEANINGS[title]}" for title in titles if title in MEANINGS)
+
+
 def format_count(step: StepCount) -> dict[str, str]:
-    """Returns the cells of a counted step."""
+    """Returns the cells of a counted step; the modelled time is left out where there is none."""
     counts = step.counts
-    return {
+    row = {
         "Workload": step.workload,
         "Way": step.way,
         "Kernels": str(counts.kernels.total()),
         "GB": f"{counts.bytes.total() / 1e9:.2f}",
         "GFLOP": f"{counts.flops.total() / 1e9:.1f}",
-        "Modelled ms": f"{1e3 * counts.seconds:.2f}",
     }
+    if step.modelled_seconds is not None:
+        row["Modelled ms"] = f"{1e3 * step.modelled_seconds:.2f}"
+    return row
 
 
 def format_number(number: float) -> str:

@@ -9,10 +9,23 @@ import pandas as pd
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
 
+RENAMED_COLUMNS = {  # by the names that earlier versions wrote
+    "engine": "way",
+    "samples_per_second": "examples_per_second",
+    "data_seconds_share": "around_training_share",
+    "floor_seconds": "bound_seconds",
+    "floor_share": "bound_share",
+    "arithmetic_floor_seconds": "arithmetic_bound_seconds",
+    "memory_floor_seconds": "memory_bound_seconds",
+    "evaluation_floor_seconds": "evaluation_bound_seconds",
+}
+
 
 def prepare_csv(path: Path) -> None:
-    """Makes the folder of a file to append to; refuses a file that holds something else than results."""
-    if path.exists() and not path.read_bytes().startswith(b"workload,"):
+    """Makes the folder of a file to append to; refuses what is no file, or holds something else than results."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"'{path}' is not a file; choose a new file or one that --csv wrote.")
+    if _has_content(path) and not path.read_bytes().startswith(b"workload,"):
         raise UserError(f"'{path}' does not hold results of this command; choose a new file or one that --csv wrote.")
     path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -20,13 +33,16 @@ def prepare_csv(path: Path) -> None:
 def append_csv(path: Path, result: dict[str, Any]) -> None:
     """Appends a result to a CSV file, whose first line has the names of the columns; a spread is a JSON list.
 
-    Columns that the file lacks are added behind its own. Its texts stay as they are. Columns that earlier versions
-    called floors are called bounds.
+    Columns that the file lacks are added behind its own, and those that were renamed have their new names afterwards.
+    Its texts stay as they are.
     """
     content = pd.DataFrame([result]).to_csv(index=False)
-    if path.exists():
-        earlier = pd.read_csv(path, dtype=str, keep_default_na=False)
-        earlier = earlier.rename(columns=lambda column: column.replace("floor", "bound"))
+    if _has_content(path):
+        earlier = pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=RENAMED_COLUMNS)
         latest = pd.read_csv(StringIO(content), dtype=str, keep_default_na=False)
         content = pd.concat([earlier, latest]).to_csv(index=False)
     write_atomically(path, lambda temporary: temporary.write_text(content, encoding="utf-8"))
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0

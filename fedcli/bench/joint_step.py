@@ -10,11 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
+from fedcli.bench.gpu_model import H100
 from fedcli.bench.kernel_counts import KernelCounts
-from fedcli.bench.workloads import prepare_workload, with_random_images
+from fedcli.bench.workloads import Workload, prepare_workload, with_random_images
 from fedcli.core.graphs import Work
 from fedcli.core.objectives import plain_loss
 from fedcli.core.trees import tree_map
+from fedcli.errors import UserError
 from fedcli.runs.prepare import prepare
 
 
@@ -46,35 +48,43 @@ class StepCount:
         way: The way in which its clients are trained, and how many together.
         precision: The precision, as `--precision` has it.
         counts: The counts, by operation.
+        modelled_seconds: The time on an H100 by a model; None in a precision whose rates the model does not have.
     """
 
     workload: str
     way: str
     precision: str
     counts: KernelCounts
+    modelled_seconds: float | None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the step as `--json` prints it."""
-        return {
+        written = {
             "workload": self.workload,
             "way": self.way,
             "precision": self.precision,
             "kernels": self.counts.kernels.total(),
             "gigabytes": self.counts.bytes.total() / 1e9,
             "gflop": self.counts.flops.total() / 1e9,
-            "milliseconds": 1e3 * self.counts.seconds,
         }
+        if self.modelled_seconds is not None:
+            written["milliseconds"] = 1e3 * self.modelled_seconds
+        return written
 
 
-def count_step(name: str, workload: dict[str, Any], way: str, precision: str) -> StepCount:
-    """Counts a joint step of a workload, see `fedcli.bench.workloads.WORKLOADS`, in one of `stacked.WAYS`."""
-    size = workload["cohort_size"]
-    two_batches = {
-        "num_clients": size,
-        "train_examples": 2 * size * workload["batch_size"],
-        "local_epochs": 1,
-    }
-    setup = prepare_workload(workload | two_batches, device="cpu", precision=precision)
+def count_step(workload: Workload, way: str, precision: str) -> StepCount:
+    """Counts a joint step of a workload in one of `stacked.WAYS`.
+
+    Raises:
+        UserError: If the precision is bf16.
+    """
+    if precision == "bf16":
+        raise UserError(
+            "a step in bf16 cannot be counted without a GPU (got --precision bf16); choose float32, float64 or tf32."
+        )
+    size = workload.cohort_size
+    two_batches = replace(workload, num_clients=size, train_examples=2 * size * workload.batch_size, local_epochs=1)
+    setup = prepare_workload(two_batches, device="cpu", precision=precision)
     fed = prepare(with_random_images(setup)).fed
 
     def to_meta(tensor: Tensor) -> Tensor:
@@ -96,4 +106,13 @@ def count_step(name: str, workload: dict[str, Any], way: str, precision: str) ->
     (stack,) = engine.stacks.values()
     with KernelCounts() as counts:
         stack.take_step(padded=False, updates=stack.captured)
-    return StepCount(workload=name, way=f"{way} x {size}", precision=precision, counts=counts)
+    modelled_seconds = None
+    if precision == H100.precision:
+        modelled_seconds = H100.compute_seconds(counts.operations)
+    return StepCount(
+        workload=workload.name,
+        way=f"{way} x {size}",
+        precision=precision,
+        counts=counts,
+        modelled_seconds=modelled_seconds,
+    )

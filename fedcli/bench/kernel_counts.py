@@ -1,14 +1,12 @@
-"""Kernels, bytes and operations of what PyTorch does, counted without a GPU, and their time by a model of an H100.
+"""Kernels, bytes and floating-point operations of what PyTorch does, counted without a GPU.
 
-Each operation is a kernel, except views. Its bytes are those of the tensors that it reads and writes; of an index that
-of what it selects. The model of an H100 gives a kernel the largest of the time to start it in a graph, to move its
-bytes and to do its floating-point operations at the fraction of the peak rate that large layers achieve. It orders ways
-of doing the same; it is no measurement.
+Each operation is a kernel, except views. Its bytes are those of the tensors that it reads and writes; of an index those
+of what it selects.
 """
 
 import math
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,60 +19,79 @@ aten = torch.ops.aten
 FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.detach, aten._unsafe_view}
 INDEXING = {aten.index, aten.index_select, aten.gather}
 
-START_SECONDS = 1.5e-6  # of a kernel in a graph
-BYTES_A_SECOND = 3.0e12
-FLOPS_A_SECOND = 51e12
-CONVOLUTION_FRACTION = 0.35  # of the peak rate that it achieves; so below
-PRODUCT_FRACTION = 0.5
-
 # How PyTorch cuts lists of tensors into kernels: values of a block, blocks and (for three lists) tensors of a kernel.
 BLOCK_VALUES = 65536
 KERNEL_BLOCKS = 320
 KERNEL_TENSORS = 48
 
 
+class OperationCount(NamedTuple):
+    """What an operation of PyTorch costs on a GPU."""
+
+    name: str
+    kernels: int
+    bytes: int  # read and written
+    flops: int
+
+
 class KernelCounts(TorchDispatchMode):
     """Counts the kernels, bytes and floating-point operations of what PyTorch does inside.
 
     Attributes:
-        kernels: The number of kernels, by operation.
-        bytes: The number of bytes read and written, by operation.
-        flops: The number of floating-point operations, by operation.
-        seconds: The time of all of them on the modelled GPU.
+        operations: The operations, in their order.
     """
 
     def __init__(self):
         super().__init__()
-        self.kernels: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-        self.flops: Counter[str] = Counter()
-        self.seconds = 0.0
+        self.operations: list[OperationCount] = []
+
+    @property
+    def kernels(self) -> Counter[str]:
+        """The number of kernels, by operation."""
+        kernels: Counter[str] = Counter()
+        for operation in self.operations:
+            kernels[operation.name] += operation.kernels
+        return kernels
+
+    @property
+    def bytes(self) -> Counter[str]:
+        """The number of bytes read and written, by operation."""
+        nbytes: Counter[str] = Counter()
+        for operation in self.operations:
+            nbytes[operation.name] += operation.bytes
+        return nbytes
+
+    @property
+    def flops(self) -> Counter[str]:
+        """The number of floating-point operations, by operation."""
+        flops: Counter[str] = Counter()
+        for operation in self.operations:
+            flops[operation.name] += operation.flops
+        return flops
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operation = function.overloadpacket
         if operation is aten._fused_sgd_:  # has no form on the meta device
             params, grads, momenta, *_ = args
-            nbytes = _count_fused_bytes(params, grads, momenta)
-            self._add(operation, count_list_kernels(params), nbytes, flops=0)
+            count = OperationCount(
+                name=operation.__name__,
+                kernels=count_list_kernels(params),
+                bytes=_count_fused_bytes(params, grads, momenta),
+                flops=0,
+            )
+            self.operations.append(count)
             return None
         results = function(*args, **kwargs)
         if not _gives_view(function) and operation not in FREE:
-            nbytes = _count_bytes(operation, (args, kwargs), results)
-            flops = _count_flops(operation, args, kwargs, results)
-            self._add(operation, _count_kernels(operation, args), nbytes, flops)
+            count = OperationCount(
+                name=operation.__name__,
+                kernels=_count_kernels(operation, args),
+                bytes=_count_bytes(operation, (args, kwargs), results),
+                flops=_count_flops(operation, args, kwargs, results),
+            )
+            self.operations.append(count)
         return results
-
-    def _add(self, operation: Any, kernels: int, nbytes: int, flops: int) -> None:
-        name = operation.__name__
-        self.kernels[name] += kernels
-        self.bytes[name] += nbytes
-        self.flops[name] += flops
-        achieved_fraction = CONVOLUTION_FRACTION if "convolution" in name else PRODUCT_FRACTION
-        to_start = kernels * START_SECONDS
-        to_move = nbytes / BYTES_A_SECOND
-        to_compute = flops / (achieved_fraction * FLOPS_A_SECOND)
-        self.seconds += max(to_start, to_move, to_compute)
 
 
 def _gives_view(function: Any) -> bool:

@@ -87,7 +87,8 @@ class PlainRounds:
         """
         x, y = next(iter(self._loaders[0]))
         live = copy.deepcopy(self.model)
-        use_live_taps(live, *x.shape[1:3])
+        _, channels, height, _ = x.shape
+        use_live_taps(live, channels, height)
         with FlopCounterMode(display=False) as counter:
             self._loss(live, x, y).backward()
         return counter.get_total_flops() / len(x)

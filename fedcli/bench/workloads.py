@@ -1,11 +1,12 @@
 """The workloads of `fedcli bench`, with every option, so that no value comes from a protocol, and random images."""
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedcli import registry
 from fedcli.bench import small_network
+from fedcli.data import datasets
 from fedcli.runs.options import RunConfig
 from fedcli.runs.resolve import DEFAULT_DATASET, Setup, resolve
 
@@ -16,41 +17,89 @@ PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no par
 RANDOM_IMAGES = Path(__file__).with_name("random_images.py")  # a function for each data set of a workload
 SMALL_NETWORK = f"{small_network.__file__}:small"
 
-# Options of runs; all clients hold equally many images.
-_GREY = {"dataset": "fmnist", "train_examples": 60_000, "num_clients": 100, "backbone": "cnn-mcmahan"}
-_COLOUR = {"dataset": "cifar10", "train_examples": 40_000, "num_clients": 10, "backbone": "resnet18"}
-_FIVE_EPOCHS = {**_GREY, "cohort_size": 10, "local_epochs": 5, "batch_size": 64}
-WORKLOADS = {  # by the short names that files of measurements have
-    "w1": _FIVE_EPOCHS,
-    "w2": {**_GREY, "cohort_size": 20, "local_epochs": 1, "batch_size": 10},
-    "w3": {**_COLOUR, "cohort_size": 10, "local_epochs": 10, "batch_size": 64},
-    "w4": {**_FIVE_EPOCHS, "backbone": SMALL_NETWORK},
-}
-ALIASES = {"cnn-five-epochs": "w1", "cnn-small-batches": "w2", "resnet18": "w3", "small-network": "w4"}
-NAMES = (*WORKLOADS, *ALIASES)
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Rounds of local training that the engine and the plain loop both do; all clients hold equally many images.
+
+    Attributes:
+        name: The short name.
+        alias: The name in words; empty if there is none.
+        dataset: This and what follows are options of a run.
+    """
+
+    name: str
+    alias: str = ""
+    dataset: str
+    backbone: str
+    train_examples: int
+    num_clients: int
+    cohort_size: int
+    local_epochs: int
+    batch_size: int
+
+    @property
+    def names(self) -> set[str]:
+        """Returns the names by which it is chosen, and which files of measurements have."""
+        return {self.name, self.alias} - {""}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Returns the options of its run by name."""
+        options = asdict(self)
+        del options["name"], options["alias"]
+        return options
 
 
-def _make_scaling_workloads() -> dict[str, dict[str, Any]]:
-    """Makes w1 with one local epoch, over the clients of a round and then over batch sizes, by name."""
-    sizes = [{"cohort_size": cohort_size, "batch_size": 64} for cohort_size in (1, 2, 5, 10, 20, 50, 100)]
-    sizes += [{"cohort_size": 10, "batch_size": batch_size} for batch_size in (10, 32, 128)]
-    workloads = {}
-    for size in sizes:
-        name = f"w1 K={size['cohort_size']} B={size['batch_size']}"
-        workloads[name] = {**_FIVE_EPOCHS, "local_epochs": 1, **size}
-    return workloads
+W1 = Workload(
+    name="w1",
+    alias="cnn-five-epochs",
+    dataset="fmnist",
+    backbone="cnn-mcmahan",
+    train_examples=60_000,
+    num_clients=100,
+    cohort_size=10,
+    local_epochs=5,
+    batch_size=64,
+)
+W2 = replace(W1, name="w2", alias="cnn-small-batches", cohort_size=20, local_epochs=1, batch_size=10)
+W3 = Workload(
+    name="w3",
+    alias="resnet18",
+    dataset="cifar10",
+    backbone="resnet18",
+    train_examples=40_000,
+    num_clients=10,
+    cohort_size=10,
+    local_epochs=10,
+    batch_size=64,
+)
+W4 = replace(W1, name="w4", alias="small-network", backbone=SMALL_NETWORK)
+WORKLOADS = (W1, W2, W3, W4)
+NAMES = (*(workload.name for workload in WORKLOADS), *(workload.alias for workload in WORKLOADS))
 
 
-SCALING = _make_scaling_workloads()
+def _scale_w1(cohort_size: int, batch_size: int) -> Workload:
+    """Returns w1 with one local epoch, and other numbers of clients a round and of images a batch."""
+    name = f"w1 K={cohort_size} B={batch_size}"
+    return replace(W1, name=name, alias="", local_epochs=1, cohort_size=cohort_size, batch_size=batch_size)
 
 
-def find_workload(name: str) -> dict[str, Any]:
-    """Returns the options of a workload by its name, one of `NAMES` or `SCALING`."""
-    workloads = WORKLOADS | SCALING
-    return workloads[ALIASES.get(name, name)]
+SCALING = (
+    *(_scale_w1(cohort_size, batch_size=64) for cohort_size in (1, 2, 5, 10, 20, 50, 100)),
+    *(_scale_w1(10, batch_size) for batch_size in (10, 32, 128)),
+)
 
 
-def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **given: Any) -> Setup:
+def find_workload(name: str) -> Workload | None:
+    """Returns the workload of a name; None if there is none."""
+    for workload in (*WORKLOADS, *SCALING):
+        if name in workload.names:
+            return workload
+    return None
+
+
+def prepare_workload(workload: Workload, method: str = "fedavg", **given: Any) -> Setup:
     """Sets up the run of a workload with the options that are given beside its own.
 
     Every option has a value then, so that none comes from a protocol.
@@ -66,7 +115,7 @@ def prepare_workload(workload: dict[str, Any], method: str = "fedavg", **given: 
     if chosen.uses_public_data:
         options["public_dataset"] = DEFAULT_DATASET
         options["public_examples"] = PUBLIC_IMAGES
-    options |= {**SGD, **workload, **given}
+    options |= {**SGD, **workload.options, **given}
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
     return replace(resolve(chosen, options, need_data=False), data_setting=None)
 
@@ -75,3 +124,15 @@ def with_random_images(setup: Setup) -> Setup:
     """Returns the same run on random images in the shape of its data set."""
     config = replace(setup.config, dataset=f"{RANDOM_IMAGES}:{setup.dataset}")
     return replace(setup, config=config)
+
+
+def with_images_at_hand(setup: Setup) -> Setup:
+    """Returns the run itself or, where its images are not on this machine, the same run on random ones."""
+    if datasets.is_present(setup.dataset):
+        return setup
+    return with_random_images(setup)
+
+
+def has_random_images(setup: Setup) -> bool:
+    """Returns whether a run is on random images in the place of a data set's."""
+    return setup.dataset.startswith(f"{RANDOM_IMAGES}:")

@@ -16,7 +16,7 @@ from fedcli.errors import UserError, unknown
 from fedcli.userfiles import names_user_file
 
 if TYPE_CHECKING:  # it imports PyTorch, which help does not need
-    from fedcli.bench.speed import Timing
+    from fedcli.bench.timings import Timing
 
 READ_BY_COUNT = ("workloads", "precision", "json", "count")  # parameters of `bench`; a count knows no others
 
@@ -35,7 +35,7 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
     csv: optional(Path, "File to append the results of workloads to.") = None,
     scaling: optional(bool, "Measure w1 over clients and batch sizes, too.", "--scaling") = None,
     count: optional(
-        bool, "Measure nothing: count a joint step as CUDA would do it, and model an H100.", "--count"
+        bool, "Measure nothing: count a joint step as CUDA would do it, and model an H100 in float32.", "--count"
     ) = None,
 ) -> None:
     """Measure the engine against a plain PyTorch loop in the same run.
@@ -64,10 +64,10 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
 
 
 class BenchCase(NamedTuple):
-    """What is timed."""
+    """A run that is timed."""
 
     name: str  # of the workload, or of a protocol
-    setup: Any
+    setup: Any  # fedcli.runs.resolve.Setup
     is_workload: bool  # which a plain loop trains as well
 
 
@@ -77,17 +77,18 @@ def _bench_cases(names: list[str], method: str, given: Mapping[str, Any], with_s
 
     chosen = names or ["w1", "w2"]
     if with_scaling:
-        chosen = [*chosen, *SCALING]
+        chosen = [*chosen, *(workload.name for workload in SCALING)]
     return [_bench_case(name, method, given) for name in chosen]
 
 
 def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
     """Resolve a workload by a method, or a method under its own protocol."""
-    from fedcli.bench.workloads import NAMES, SCALING, find_workload, prepare_workload
+    from fedcli.bench.workloads import NAMES, find_workload, prepare_workload
     from fedcli.runs.resolve import resolve
 
-    if name in NAMES or name in SCALING:
-        return BenchCase(name, prepare_workload(find_workload(name), method, **given), is_workload=True)
+    workload = find_workload(name)
+    if workload is not None:
+        return BenchCase(workload.name, prepare_workload(workload, method, **given), is_workload=True)
     if name in registry.methods() or names_user_file(name):
         setup = resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
         return BenchCase(setup.protocol.name, setup, is_workload=False)
@@ -97,17 +98,19 @@ def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
 def _time_cases(cases: Sequence[BenchCase], repeats: int, as_json: bool, csv: Path | None) -> None:
     """Measure cases one after the other; print each as JSON or all in a table, and append each to a CSV file."""
     from fedcli.bench.csv_file import append_csv, prepare_csv
-    from fedcli.bench.speed import check_repeats, time_workload
+    from fedcli.bench.speed import check_public_images, check_repeats, time_method, time_workload
 
     # Refused now rather than after minutes.
     for case in cases:
         check_repeats(case.name, case.setup, repeats)
+        check_public_images(case.setup)
     if csv is not None:
         prepare_csv(csv)
     timings = []
     for case in cases:
+        time_rounds = time_workload if case.is_workload else time_method
         with Console(stderr=True).status(case.name) as status:
-            timing = time_workload(case.name, case.setup, repeats, status.update, with_plain=case.is_workload)
+            timing = time_rounds(case.name, case.setup, repeats, status.update)
         timings.append(timing)
         if as_json:
             typer.echo(dumps(timing.as_dict()))
@@ -118,8 +121,8 @@ def _time_cases(cases: Sequence[BenchCase], repeats: int, as_json: bool, csv: Pa
 
 
 def _print_timings(timings: "Sequence[Timing]") -> None:
-    """Print what was timed, a row a case, and the machine."""
-    from fedcli.bench.cells import format_machine, format_timing
+    """Print what was timed, a row a case, the machine, and what the titles mean."""
+    from fedcli.bench.cells import explain_titles, format_conditions, format_timing
 
     by_title = [format_timing(timing) for timing in timings]
     titles = list(dict.fromkeys(chain.from_iterable(by_title)))
@@ -127,7 +130,8 @@ def _print_timings(timings: "Sequence[Timing]") -> None:
     for row in by_title:
         rows.append([row.get(title, "") for title in titles])
     print_table(titles, rows)
-    typer.echo(format_machine(timings[-1]))
+    typer.echo(format_conditions(timings[-1]))
+    typer.echo(explain_titles(titles))
 
 
 def _count_steps(names: Sequence[str], precision: str, as_json: bool) -> None:
@@ -137,13 +141,16 @@ def _count_steps(names: Sequence[str], precision: str, as_json: bool) -> None:
     from fedcli.bench.workloads import NAMES, find_workload
     from fedcli.core.stacked import WAYS
 
+    workloads = []
     for name in names:
-        if name not in NAMES:
+        workload = find_workload(name)
+        if workload is None:
             raise unknown("workload", name, NAMES, f"there are {', '.join(NAMES)}.")
+        workloads.append(workload)
     rows = []
-    for name in names:
+    for workload in workloads:
         for way in WAYS:
-            step = count_step(name, find_workload(name), way, precision)
+            step = count_step(workload, way, precision)
             rows.append(format_count(step))
             if as_json:
                 typer.echo(dumps(step.as_dict()))

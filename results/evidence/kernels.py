@@ -5,20 +5,16 @@ With `--device=cpu`, for a trial, it lists operations.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from torch.profiler import ProfilerActivity, profile
 
-from fedcli.bench.speed import warm_up
-from fedcli.bench.workloads import NAMES, find_workload, prepare_workload, with_random_images
-from fedcli.core.federation import Federation
-from fedcli.data import datasets
+from fedcli.bench.engine_side import EngineSide, warmed_up_engine
+from fedcli.bench.workloads import NAMES, find_workload, prepare_workload, with_images_at_hand
 from fedcli.errors import UserError
-from fedcli.runs.autotune import autotune
-from fedcli.runs.machine import machine_settings
-from fedcli.runs.prepare import prepare
 from fedcli.runs.resolve import Setup
 
 ROWS = 40  # of the table, at most
@@ -28,41 +24,36 @@ STEPS = 16  # of a round, with full batches
 def render_kernels(workload: str, precision: str, device: str, clients_per_chunk: str) -> str:
     """Returns a table of the kernels of `STEPS` joint steps, longest first."""
     setup = make_short_setup(workload, precision, device, clients_per_chunk)
-    fed = prepare(setup).fed
-    profiler = profile_round(setup, fed)
-    sort_column = f"self_{fed.device.type}_time_total"
-    table = profiler.key_averages().table(sort_by=sort_column, row_limit=ROWS, max_name_column_width=90)
-    return f"{STEPS} joint steps of {workload}, {precision}, {fed.engine.mode}\n{table}"
+    with warmed_up_engine(setup, number=0) as engine:
+        profiler = profile_round(engine)
+        sort_column = f"self_{engine.fed.device.type}_time_total"
+        table = profiler.key_averages().table(sort_by=sort_column, row_limit=ROWS, max_name_column_width=90)
+        return f"{STEPS} joint steps of {workload}, {precision}, {engine.fed.engine.mode}\n{table}"
 
 
-def make_short_setup(workload: str, precision: str, device: str, clients_per_chunk: str) -> Setup:
+def make_short_setup(name: str, precision: str, device: str, clients_per_chunk: str) -> Setup:
     """Returns the setup of a workload with `STEPS` steps a round, on random images where its own are not here."""
-    options = find_workload(workload)
-    cohort_size = options["cohort_size"]
-    few_steps = {
-        "local_epochs": 1,
-        "num_clients": cohort_size,
-        "train_examples": STEPS * cohort_size * options["batch_size"],
-    }
-    setup = prepare_workload(
-        options | few_steps, device=device, precision=precision, clients_per_chunk=clients_per_chunk
+    workload = find_workload(name)
+    few_steps = replace(
+        workload,
+        local_epochs=1,
+        num_clients=workload.cohort_size,
+        train_examples=STEPS * workload.cohort_size * workload.batch_size,
     )
-    if datasets.is_present(setup.config.dataset):
-        return setup
-    return with_random_images(setup)
+    setup = prepare_workload(few_steps, device=device, precision=precision, clients_per_chunk=clients_per_chunk)
+    return with_images_at_hand(setup)
 
 
-def profile_round(setup: Setup, fed: Federation) -> profile:
+def profile_round(engine: EngineSide) -> profile:
     """Returns the profile of a round in which all steps are replays of graphs."""
+    setup = engine.setup
+    fed = engine.fed
     activities = [ProfilerActivity.CPU]
     if fed.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    with machine_settings(fed):
-        autotune(fed)
-        state = warm_up(setup, fed, round_number=0)
-        with profile(activities=activities) as profiler:
-            fed.start_round()
-            setup.method.run_round(state, fed.cohort(1), fed, setup.method_config)
+    with profile(activities=activities) as profiler:
+        fed.start_round()
+        setup.method.run_round(engine.state, fed.cohort(1), fed, setup.method_config)
     return profiler
 
 
