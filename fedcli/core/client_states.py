@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -56,6 +56,15 @@ def _remove(file: Path) -> None:
     """Removes the file of a version, unless the run has lost its folder, as the next write says."""
     with suppress(UserError):
         remove(file)
+
+
+class StateRow(NamedTuple):
+    """What a checkpoint names a client's state by."""
+
+    client: int
+    name: str  # of the file, without its suffix
+    nbytes: int
+    digest: str | None  # SHA-256 of the file; None until it is written
 
 
 class StoredClientStates(StoredStates):
@@ -104,11 +113,11 @@ class StoredClientStates(StoredStates):
                 raise UserError(f"'{version.file}' holds {nbytes} bytes (was {version.nbytes}); {RESTORE_CHECKPOINT}.")
             yield client, state
 
-    def rows(self) -> list[tuple[int, str, int, str | None]]:
-        """Names the versions as a checkpoint does: client, file without suffix, bytes and SHA-256 of each."""
-        rows = []
+    def rows(self) -> list[tuple]:
+        """Returns the `StateRow` of each client's state."""
+        rows: list[tuple] = []
         for client, version in sorted(self.versions.items()):
-            rows.append((client, version.file.stem, version.nbytes, version.digest))
+            rows.append(StateRow(client, version.file.stem, version.nbytes, version.digest))
         return rows
 
     def select(self, clients: Iterable[int]) -> "StoredClientStates":

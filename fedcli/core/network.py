@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fedcli.core.clients import Buffers, Params, Tensors
+from fedcli.core.clients import Buffers, Model, Params, Tensors
 from fedcli.core.switches import set_to, under_vmap
 from fedcli.core.trees import pack, tree_map, unpack
 from fedcli.errors import first_line
@@ -118,11 +118,12 @@ def find_vmap_fault(network: Network, images: Tensor) -> str:
         output = network(params, buffers, images)
         return output.logits.square().sum(), output.buffers
 
-    tensors = {name: value.detach() for name, value in network.params.items()}, network.buffers
-    stacked = tree_map(lambda value: torch.stack([value, value]), tensors)
+    params = {name: value.detach() for name, value in network.params.items()}
+    two_clients = tree_map(lambda value: torch.stack([value, value]), Model(params, network.buffers))
+    gradients = vmap(grad(objective, has_aux=True), randomness="error")
     try:
         with set_to(under_vmap, True):
-            vmap(grad(objective, has_aux=True), randomness="error")(*stacked)
+            gradients(two_clients.params, two_clients.buffers)
     except Exception as error:  # whatever torch makes of it
         cause = error.__cause__ or error  # of the refusal that names the user's file
         return first_line(cause)[:200]

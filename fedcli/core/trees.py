@@ -6,7 +6,7 @@ reaches all.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -270,17 +270,26 @@ class Flat(dict):
 
     def __init__(self, flat: Tensor, shapes: Mapping[str, torch.Size]):
         sizes = [shape.numel() for shape in shapes.values()]
-        parts = flat.split([*sizes, flat.shape[-1] - sum(sizes)], -1)
-        views = zip(shapes.items(), parts, strict=False)
-        super().__init__({name: part.view((*flat.shape[:-1], *shape)) for (name, shape), part in views})
+        *parts, _ = flat.split([*sizes, flat.shape[-1] - sum(sizes)], -1)  # the last one is the filling
+        leading_axes = flat.shape[:-1]
+        super().__init__()
+        for (name, shape), part in zip(shapes.items(), parts, strict=True):
+            self[name] = part.view((*leading_axes, *shape))
         self.flat = flat
         self.shapes = shapes
 
 
+def _take_flat(tree: Flat) -> tuple[list[Tensor], Mapping[str, torch.Size]]:
+    return [tree.flat], tree.shapes
+
+
+def _make_flat(tensors: Iterable[Any], shapes: Any) -> Flat:
+    (flat,) = tensors
+    return Flat(flat, shapes)
+
+
 # For PyTorch's vmap and grad, a Flat in what a function returns is its flat tensor.
-register_pytree_node(
-    Flat, lambda tree: ([tree.flat], tree.shapes), lambda parts, shapes: Flat(next(iter(parts)), shapes)
-)
+register_pytree_node(Flat, _take_flat, _make_flat)
 
 
 def flatten(tree: Tree) -> Tree:
