@@ -327,13 +327,13 @@ class Engine:
         all_axes = (0, None, axes)
 
         def step_chunk(chunk: slice) -> tuple[Client, Aux]:
-            own_clients = select(clients, chunk)
-            arguments = (own_clients, batch, select_axes(context, axes, chunk))
+            chunk_clients = select(clients, chunk)
+            arguments = (chunk_clients, batch, select_axes(context, axes, chunk))
             key = self._find_key_of_call(step.update, axes, arguments)
             if key is None:
                 return self._map_over_clients(make_keyed_update(step.update), all_axes)(*arguments)
             if key not in self.calls:
-                self.calls.add(key, self._make_call_of_step(step, own_clients, all_axes))
+                self.calls.add(key, self._make_call_of_step(step, chunk_clients, all_axes))
             call = self.calls[key]
             aux = call(*arguments)
             after = call.changed_first()
@@ -345,15 +345,15 @@ class Engine:
         """Calls a function of one client for all, a chunk at a time; `axes` as in `map_over_clients`."""
 
         def call_chunk(chunk: slice) -> Tree:
-            own_arguments = select_axes(arguments, axes, chunk)
-            key = self._find_key_of_call(function, axes, own_arguments)
+            chunk_arguments = select_axes(arguments, axes, chunk)
+            key = self._find_key_of_call(function, axes, chunk_arguments)
             if key is None:
-                return self._map_over_clients(function, axes)(*own_arguments)
+                return self._map_over_clients(function, axes)(*chunk_arguments)
             if key not in self.calls:
-                own_first, *_ = own_arguments
-                self.calls.add(key, self._make_call(function, own_first, axes))
+                first_of_chunk, *_ = chunk_arguments
+                self.calls.add(key, self._make_call(function, first_of_chunk, axes))
             call = self.calls[key]
-            return call(*own_arguments)
+            return call(*chunk_arguments)
 
         first, *_ = arguments
         return concatenate(self._map_in_chunks("for each", call_chunk, num_stacked(first)))

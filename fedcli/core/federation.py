@@ -382,8 +382,8 @@ class Federation(Population):
         draws = torch.as_tensor(uniform, device=device).split(sizes)
         epoch_ends = torch.arange(1, len(sizes) + 1, device=device) == num_batches
         keys = torch.as_tensor(seeds, device=device)
-        for index, own_draws, epoch_end, key in zip(indices, draws, epoch_ends, keys, strict=True):
-            x = transform(images[index], own_draws)
+        for index, draws_of_batch, epoch_end, key in zip(indices, draws, epoch_ends, keys, strict=True):
+            x = transform(images[index], draws_of_batch)
             no_labels = torch.zeros_like(index)
             yield Batch(x, no_labels, mask=None, epoch_end=epoch_end, num_batches=num_batches, lr=lr, key=key)
 

@@ -1,8 +1,9 @@
 """Forked processes, which do items of this one's work where Python lets only one thread at a time go on.
 
-A fork has all that this process has, without a copy until one of them writes; so it takes no start, and items, networks
-and functions need not be sent. Only results are. A fork ends when its items do: it keeps nothing, draws nothing, prints
-nothing of ours, and what it has not done this process does, in whose own words an error is told then.
+A fork shares this process's memory, of which a page is copied only when one of the two writes to it. So nothing is
+loaded again, items, networks and functions need not be sent, and only results are. A fork ends when there are no more
+items: it keeps no state, draws no random numbers and prints nothing of ours. Items that it has not done are done by
+this process, which then raises their errors itself.
 """
 
 import ctypes

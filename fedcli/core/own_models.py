@@ -28,7 +28,7 @@ def own_models(states: Mapping[int, Any], group: Cohort, fed: Federation) -> Cli
 
 def personal_models(state: Any) -> dict[int, Model]:
     """Returns each client's own model, `params` and `buffers` of what it keeps in `state.clients`."""
-    return {client: Model(own.params, own.buffers) for client, own in state.clients.items()}
+    return {client: Model(kept.params, kept.buffers) for client, kept in state.clients.items()}
 
 
 class GroupRound(NamedTuple):

@@ -175,8 +175,8 @@ def classes(
     shards_of_client = rng.permutation(num_shards).reshape(num_clients, -1)
     parts = []
     for numbers in shards_of_client:
-        own_shards = [shards[number] for number in numbers]
-        parts.append(rng.permutation(np.concatenate(own_shards)))
+        pieces = [shards[number] for number in numbers]
+        parts.append(rng.permutation(np.concatenate(pieces)))
     return Parts(parts)
 
 

@@ -68,8 +68,8 @@ def learn_from_public(  # noqa: PLR0913  # what a method file writes, most of it
             group_terms = []
             for g, (group, step) in enumerate(zip(groups, steps, strict=True)):
                 model = models[g] if keep_optimizer else models[g]._replace(optimizer={})
-                own_context = context if axes is None else fed.of_group(context, cohort, group)
-                models[g], aux = fed.step(model, group, step, batch, own_context, axes)
+                group_context = context if axes is None else fed.of_group(context, cohort, group)
+                models[g], aux = fed.step(model, group, step, batch, group_context, axes)
                 group_terms.append(aux.terms)
             terms.append(fed.in_order(cohort, groups, group_terms))
     means = tree_map(lambda *values: torch.stack(values).mean(0), *terms) if terms else {}
