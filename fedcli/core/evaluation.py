@@ -10,7 +10,7 @@ that has a global model beside personal ones has the accuracy of the personal on
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 import torch
@@ -23,7 +23,46 @@ from fedcli.core.network import Network
 from fedcli.core.output_cache import CachedOutputs, OutputCache
 from fedcli.declarations import Method
 
-NO_RESULTS = dict.fromkeys(("test_accuracy", "validation_accuracy", "clients", "client_accuracy", "domains"))
+
+class Spread(TypedDict):
+    """The accuracies of several clients in three numbers."""
+
+    mean: float
+    std: float
+    worst: float
+
+
+class ClassCounts(TypedDict):
+    """Numbers of images by class, `[C]` each."""
+
+    right: list[float]  # images of the class that are taken for it
+    predicted: list[float]  # those taken for it
+    actual: list[float]  # those of it
+
+
+class Evaluation(TypedDict, total=False):
+    """What `evaluate` measures, as a record has it; accuracies are fractions.
+
+    The first five are always there, None of what there is not. The others are there only where they were measured.
+    """
+
+    test_accuracy: float | None  # the protocol's headline
+    validation_accuracy: float | None  # pooled over the clients' held-out examples
+    # Of the clients: on their own test parts under `clients`; of their own models on the test images under `server`;
+    # else on their validation examples.
+    clients: Spread | None
+    client_accuracy: dict[str, float] | None  # the same of each client by its id
+    domains: dict[str, float] | None  # on the test images of each domain
+    intra: dict[str, float]  # under `domains`, of the clients of each domain: on its test images
+    inter: dict[str, float]  # and on those of the other domains
+    classifier_accuracy: float  # of a method with prototypes, not under `domains`
+    global_accuracy: float | None  # of a global model beside personal ones, measured as the headline
+    per_class: ClassCounts  # where the run has `per_class`
+
+
+NO_RESULTS: Evaluation = {
+    "test_accuracy": None, "validation_accuracy": None, "clients": None, "client_accuracy": None, "domains": None,
+}  # fmt: skip
 
 
 class FullModel(NamedTuple):
@@ -40,7 +79,7 @@ class FullModel(NamedTuple):
 
 
 class ScoredPredictions(NamedTuple):
-    """How the predictions of a model for some images are."""
+    """Which predictions of a model for some images are right."""
 
     hits: Tensor  # bool [n], whether each is right by the method's own rule
     classifier_hits: Tensor | None  # bool [n], by the classifier; None where the method has no other rule
@@ -49,7 +88,7 @@ class ScoredPredictions(NamedTuple):
 
 
 class TestedModel(NamedTuple):
-    """What a model gives for some images, and how its predictions are."""
+    """What a model gives for some images, and which of its predictions are right."""
 
     predictions: ScoredPredictions
     outputs: CachedOutputs | None  # to be cached for the next evaluation; None where they are too many
@@ -58,8 +97,8 @@ class TestedModel(NamedTuple):
 class TestResults(NamedTuple):
     """What tests of models give."""
 
-    entries: dict[str, Any]  # of the result of `evaluate`
-    predictions: list[ScoredPredictions]  # how the predictions of each model are
+    entries: Evaluation  # a part of it
+    predictions: list[ScoredPredictions]  # of each model
 
 
 Positions = np.ndarray | None  # in the training set; None for all test images
@@ -81,18 +120,8 @@ def nearness(features: Tensor, prototypes: Tensor, has_class: Tensor) -> Tensor:
     return torch.where(has_class, -distances, -torch.inf)
 
 
-def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
-    """Measures the models in a method's state; accuracies are fractions. An unchanged model is not run again.
-
-    Returns:
-        `test_accuracy`, the protocol's headline; `validation_accuracy`, pooled over the clients' held-out examples;
-        `clients`, mean, standard deviation and worst over the clients (on their own test parts under `clients`; of
-        their own models on the test images under `server`; else on their validation examples); `client_accuracy`, the
-        same of each client by its id; `domains`, test accuracy of each domain. None of what there is not. Under
-        `domains` also `intra` and `inter`, by the client's own domain, else with prototypes `classifier_accuracy`. With
-        a global model beside personal ones also `global_accuracy`, measured as the headline. Where the run has
-        `per_class` also `per_class`, see `tally_classes`.
-    """
+def evaluate(fed: Federation, method: Method, state: Any) -> Evaluation:
+    """Measures the models in a method's state. One that has not changed since the last time is not run again."""
     last_outputs = fed.output_cache.start_anew()
     result = _accuracies(fed, method, state, last_outputs)
     if method.shared is not None:
@@ -101,13 +130,13 @@ def evaluate(fed: Federation, method: Method, state: Any) -> dict[str, Any]:
     return result
 
 
-def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> dict[str, Any]:
+def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> Evaluation:
     """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
     tester = Tester(fed, method, state, last_outputs)
     on_validation = _test_parts("validation_accuracy", fed.validation, method, tester)
     take_test = _test_own_parts if fed.evaluation == "clients" else _test_images
     on_test = take_test(fed, method, tester)
-    result = NO_RESULTS | on_validation.entries | on_test.entries
+    result: Evaluation = {**NO_RESULTS, **on_validation.entries, **on_test.entries}
     if fed.config.per_class:
         weights = weights_of_domains(fed) if fed.evaluation == "domains" else None
         result["per_class"] = tally_classes(on_test.predictions, fed.num_classes, weights)
@@ -183,7 +212,7 @@ def _test_model(
 
 def tally_classes(
     predictions: Sequence[ScoredPredictions], num_classes: int, weights: Sequence[np.ndarray] | np.ndarray | None = None
-) -> dict[str, list[float]]:
+) -> ClassCounts:
     """Counts the test images of each class, by the most probable class, also where more than one counts as right.
 
     Args:
@@ -192,24 +221,23 @@ def tally_classes(
         weights: What each prediction counts, `[n]` of each model; 1 if None.
 
     Returns:
-        Of each class `right`, the images of it that are taken for it, `predicted`, those taken for it, and `actual`,
-        those of it. Predictions of several models are added up, so that `right` over `actual`, each summed over the
-        classes, is the accuracy of the headline.
+        Counts, added up over the models, so that `right` over `actual`, each summed over the classes, is the accuracy
+        of the headline.
     """
-    counts = {
-        name: np.zeros(num_classes, int if weights is None else float) for name in ("right", "predicted", "actual")
-    }
+    right = np.zeros(num_classes, int if weights is None else float)
+    predicted = np.zeros_like(right)
+    actual = np.zeros_like(right)
     for number, of_model in enumerate(predictions):
         labels = of_model.labels.numpy()
         assert of_model.classes is not None  # they were asked for
         classes = of_model.classes.numpy()
-        own_weights = None if weights is None else weights[number]
+        weights_of_model = None if weights is None else weights[number]
         is_right = labels == classes
-        counts["predicted"] += np.bincount(classes, own_weights, num_classes)
-        counts["actual"] += np.bincount(labels, own_weights, num_classes)
-        right_weights = None if own_weights is None else own_weights[is_right]
-        counts["right"] += np.bincount(labels[is_right], right_weights, num_classes)
-    return {name: count.tolist() for name, count in counts.items()}
+        predicted += np.bincount(classes, weights_of_model, num_classes)
+        actual += np.bincount(labels, weights_of_model, num_classes)
+        right_weights = None if weights_of_model is None else weights_of_model[is_right]
+        right += np.bincount(labels[is_right], right_weights, num_classes)
+    return {"right": right.tolist(), "predicted": predicted.tolist(), "actual": actual.tolist()}
 
 
 def _is_of_domain(fed: Federation, number: int) -> np.ndarray:
@@ -260,9 +288,9 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values))
 
 
-def _summarise_clients(clients: Iterable[int], accuracies: Sequence[float]) -> dict[str, Any]:
-    """Returns `clients` and `client_accuracy`, see `evaluate`."""
-    spread = {"mean": _mean(accuracies), "std": float(np.std(accuracies)), "worst": min(accuracies)}
+def _summarise_clients(clients: Iterable[int], accuracies: Sequence[float]) -> Evaluation:
+    """Returns `clients` and `client_accuracy`."""
+    spread: Spread = {"mean": _mean(accuracies), "std": float(np.std(accuracies)), "worst": min(accuracies)}
     return {"clients": spread, "client_accuracy": dict(zip(map(str, clients), accuracies, strict=True))}
 
 
@@ -280,7 +308,10 @@ def _test_own_parts(fed: Federation, method: Method, tester: Tester) -> TestResu
     return on_test
 
 
-def _test_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, tester: Tester) -> TestResults:
+def _test_parts(
+    accuracy: Literal["test_accuracy", "validation_accuracy"], parts: Sequence[np.ndarray], method: Method,
+    tester: Tester,
+) -> TestResults:  # fmt: skip
     """Tests on all clients' parts together by the method's rule: the entry `accuracy`, and the accuracies by client."""
     part_of = {client: part for client, part in enumerate(parts) if len(part)}
     if not part_of:
@@ -290,7 +321,8 @@ def _test_parts(accuracy: str, parts: Sequence[np.ndarray], method: Method, test
         tests = {0: np.concatenate(list(part_of.values()))}
     predictions = tester.test(tests)
     hits = np.concatenate([of_model.hits.numpy() for of_model in predictions])
-    entries: dict[str, Any] = {accuracy: _mean(hits)}
+    entries: Evaluation = {}
+    entries[accuracy] = _mean(hits)
     ends = np.cumsum([len(part) for part in part_of.values()])
     hits_of_clients = np.split(hits, ends[:-1])
     entries |= _summarise_clients(part_of, [_mean(of_client) for of_client in hits_of_clients])
@@ -310,7 +342,7 @@ def _test_images(fed: Federation, method: Method, tester: Tester) -> TestResults
         if is_inside.any():
             by_domain[name] = hits[:, is_inside].mean(1)
     domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}
-    entries: dict[str, Any] = {"domains": domains or None}
+    entries: Evaluation = {"domains": domains or None}
     if fed.evaluation == "domains":
         entries |= _intra_and_inter(fed, by_domain)
         return TestResults(entries, predictions)
@@ -324,7 +356,7 @@ def _test_images(fed: Federation, method: Method, tester: Tester) -> TestResults
     return TestResults(entries, predictions)
 
 
-def _intra_and_inter(fed: Federation, by_domain: dict[str, np.ndarray]) -> dict[str, Any]:
+def _intra_and_inter(fed: Federation, by_domain: dict[str, np.ndarray]) -> Evaluation:
     """Returns the headline under `domains`, `intra` and `inter`, of the clients' accuracies `[N]` on each domain."""
     intra = {}
     inter = {}
