@@ -6,6 +6,7 @@ of what it selects.
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -47,27 +48,24 @@ class KernelCounts(TorchDispatchMode):
 
     @property
     def kernels(self) -> Counter[str]:
-        """The number of kernels, by operation."""
-        kernels: Counter[str] = Counter()
-        for operation in self.operations:
-            kernels[operation.name] += operation.kernels
-        return kernels
+        """The number of kernels, by the name of the operation."""
+        return self._add_up(lambda operation: operation.kernels)
 
     @property
     def bytes(self) -> Counter[str]:
-        """The number of bytes read and written, by operation."""
-        nbytes: Counter[str] = Counter()
-        for operation in self.operations:
-            nbytes[operation.name] += operation.bytes
-        return nbytes
+        """The number of bytes read and written, by the name of the operation."""
+        return self._add_up(lambda operation: operation.bytes)
 
     @property
     def flops(self) -> Counter[str]:
-        """The number of floating-point operations, by operation."""
-        flops: Counter[str] = Counter()
+        """The number of floating-point operations, by the name of the operation."""
+        return self._add_up(lambda operation: operation.flops)
+
+    def _add_up(self, get_count: Callable[[OperationCount], int]) -> Counter[str]:
+        total: Counter[str] = Counter()
         for operation in self.operations:
-            flops[operation.name] += operation.flops
-        return flops
+            total[operation.name] += get_count(operation)
+        return total
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
