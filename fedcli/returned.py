@@ -201,7 +201,7 @@ class Runs(list[Run]):
             if label:
                 raise UserError(f"label='{label}' is for format=\"latex\" (got no format); give it, or leave it out.")
             shown = build_table(self._records, metrics, leads=True, layout=layout)
-        return pd.DataFrame(shown.rows, columns=shown.columns)
+        return pd.DataFrame(shown.rows, columns=shown.titles)
 
     def _repr_html_(self) -> str:
         """Returns a table of the runs, a column each, and their curves."""
@@ -212,7 +212,8 @@ class Runs(list[Run]):
         from fedcli.results.tables import collect_numbers
 
         table = pd.DataFrame({**collect_numbers(run.record), "folder": run.path} for run in self)
-        with pd.option_context("display.max_colwidth", None):
+        # Not cut, and without mathematics, as a name may have dollar signs.
+        with pd.option_context("display.max_colwidth", None, "display.html.use_mathjax", False):
             page = table[SUMMARY_COLUMNS].T.to_html(header=False, float_format="{:,.2f}".format)
         with suppress(UserError):  # nothing was evaluated
             picture = base64.b64encode(self.plot()._repr_png_()).decode()

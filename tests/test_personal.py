@@ -429,9 +429,9 @@ def test_a_model_that_a_run_does_not_keep_is_refused(runs):
 def test_a_table_says_which_model_is_tested_where_its_runs_differ(runs):
     (entry,) = runs["ditto"].record["rounds"]
     table = build_table([run.record for run in runs.values()])
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    rows = [dict(zip(table.titles, row, strict=True)) for row in table.rows]
     assert [row["Method"] for row in rows] == ["fedavg", "ditto", "fedrep"]
     assert [row["Model"] for row in rows] == ["global", "personal", "personal"]
     assert [row["global, %"] for row in rows] == ["", f"{100 * entry['global_accuracy']:.2f} (1)", ""]
     assert any(note.startswith("Model: which one is tested") for note in table.notes)
-    assert "Model" not in build_table([runs["ditto"].record]).columns
+    assert "Model" not in build_table([runs["ditto"].record]).titles

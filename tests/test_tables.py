@@ -453,7 +453,7 @@ def test_columns_are_chosen_and_ordered_by_the_names_that_the_table_shows():
     records = [*records_of("one", 0.5, 0.6), *records_of("two", 0.6, 0.65)]
 
     def chosen(columns, metrics=()):
-        return list(tables.build_table(records, metrics, leads=True, layout=Layout(columns)).columns)
+        return list(tables.build_table(records, metrics, leads=True, layout=Layout(columns)).titles)
 
     assert chosen("method, LAST ROUND,Selected (best-validation), %") == ["Method", "Last round, %", SELECTED]
     assert chosen(["Lead", "Floats up / down"]) == [LEAD.title, FLOATS.title]
@@ -617,7 +617,7 @@ def test_mixed_runs_have_a_panel_for_each_board():
 def test_a_method_that_is_gone_is_tested_by_its_global_model():
     """As others are: the column of the tested model is for runs that differ in it."""
     records = [make_record("fedavg", 0), make_record("a-method-that-is-gone", 0)]
-    assert "Model" not in tables.build_table(records).columns
+    assert "Model" not in tables.build_table(records).titles
 
 
 def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
@@ -627,7 +627,7 @@ def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
             record = make_record("fedavg", seed)
             record["summary"]["selection"] = selection
             records.append(record)
-        return tables.build_table(records).columns
+        return tables.build_table(records).titles
 
     assert "Last round, %" not in columns("last", "last")
     assert "Last round, %" in columns("last", "best-test")
@@ -636,7 +636,7 @@ def test_the_last_round_has_no_second_column_where_it_is_the_selected_one():
 def test_a_lead_is_over_the_best_other_paired_by_seed():
     records = [*records_of("one", 0.5, 0.6), *records_of("two", 0.4, 0.55), *records_of("three", 0.1, 0.2)]
     with_leads = tables.build_table(records, leads=True)
-    rows = [dict(zip(with_leads.columns, line, strict=True)) for line in with_leads.rows]
+    rows = [dict(zip(with_leads.titles, line, strict=True)) for line in with_leads.rows]
     lead_of = {row["Method"]: row[LEAD.title] for row in rows}
     half_width = 12.7062 * 3.53553 / 2**0.5  # Student's t with one degree of freedom; the differences are 10 and 5
     assert lead_of["one"] == f"+7.50 [{7.5 - half_width:+.2f}, {7.5 + half_width:+.2f}] (2)"
@@ -645,9 +645,9 @@ def test_a_lead_is_over_the_best_other_paired_by_seed():
     assert LEADS in with_leads.notes
 
     without_leads = tables.build_table(records)
-    assert LEAD.title not in without_leads.columns
+    assert LEAD.title not in without_leads.titles
     assert LEADS not in without_leads.notes
-    assert LEAD.title not in tables.build_table(records_of("one", 0.5, 0.6), leads=True).columns
+    assert LEAD.title not in tables.build_table(records_of("one", 0.5, 0.6), leads=True).titles
 
 
 def test_commands_are_those_of_the_runs_without_their_folders_and_each_once():

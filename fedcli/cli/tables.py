@@ -255,7 +255,7 @@ def claims(
     )
     table = build_claims_table(answers)
     if format == "markdown" and console().is_terminal:
-        width = table.columns.index("Ours") + 1  # a terminal has no room for more
-        table = replace(table, columns=table.columns[:width], rows=[row[:width] for row in table.rows])
+        width = table.titles.index("Ours") + 1  # a terminal has no room for more
+        table = replace(table, titles=table.titles[:width], rows=[row[:width] for row in table.rows])
     _print_or_write(render(table, format), format, None)
     typer.echo(describe_counts(answers), err=True)

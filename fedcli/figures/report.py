@@ -85,7 +85,7 @@ def _make_leaderboard(
 
 
 def _make_text(html: str) -> models.Div:
-    return models.Div(text=html, styles={"font-size": "14px"}, **WIDE)
+    return models.Div(text=html, disable_math=True, styles={"font-size": "14px"}, **WIDE)
 
 
 def _make_folded(summary: str, lines: list[str]) -> str:
@@ -97,7 +97,7 @@ def _make_folded(summary: str, lines: list[str]) -> str:
 def _make_columns(table: TextTable, rows: list[_TableRow]) -> list[_TableColumn]:
     """Makes the columns of a leaderboard's table, with the paper's numbers behind the first of ours."""
     columns = []
-    for position, title in enumerate(table.columns):
+    for position, title in enumerate(table.titles):
         texts = [row.cells[position] for row in rows]
         styles = ["bold" if CellIndex(row.number, position) in table.best else "normal" for row in rows]
         columns.append(_TableColumn(title, texts, styles, is_number=position in table.number_columns))

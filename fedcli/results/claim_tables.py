@@ -98,7 +98,7 @@ def build_claims_table(answers: Sequence[Answer], runs_texts: Sequence[str] | No
     if runs_texts is None:
         runs_texts = [_describe_runs(answer) for answer in answers]
     return TextTable(
-        columns=titles,
+        titles=titles,
         rows=[_build_row(answer, runs_text) for answer, runs_text in zip(answers, runs_texts, strict=True)],
         number_columns=(),
         csv_rows=[_build_csv_row(answer) for answer in answers],

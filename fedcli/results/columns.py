@@ -85,8 +85,8 @@ DEFAULT_LAYOUT = Layout()
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The columns that a table of runs may have.
+class ColumnSet:
+    """The columns that a table of runs may have, and which of them the user has chosen.
 
     Attributes:
         by_key: All these columns by their keys.
@@ -116,7 +116,7 @@ class Columns:
         return [self.by_key[key] for key in cells]
 
 
-def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], *, leads: bool, layout: Layout) -> Columns:
+def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], *, leads: bool, layout: Layout) -> ColumnSet:
     """Finds the columns that a table of groups may have.
 
     Args:
@@ -147,7 +147,7 @@ def find_columns(groups: Sequence[SeedGroup], metrics: Sequence[str], *, leads: 
     chosen = choose_columns(layout.columns, by_key.values(), aliases)
     for column in chosen:
         by_key[column.key] = replace(column, is_optional=False)
-    return Columns(by_key, chosen)
+    return ColumnSet(by_key, chosen)
 
 
 def choose_columns(names: str | Sequence[str], columns: Iterable[Column], aliases: Mapping[str, str]) -> list[Column]:
@@ -193,7 +193,7 @@ def find_number_columns(columns: Sequence[Column]) -> list[int]:
     return [index for index, column in enumerate(columns) if column.is_number]
 
 
-def build_cells(groups: Sequence[SeedGroup], columns: Columns, implied_count: int | None = None) -> pd.DataFrame:
+def build_cells(groups: Sequence[SeedGroup], columns: ColumnSet, implied_count: int | None = None) -> pd.DataFrame:
     """Builds the cells of a table.
 
     Args:
@@ -213,7 +213,7 @@ def build_cells(groups: Sequence[SeedGroup], columns: Columns, implied_count: in
     return cells[[column.key for column in columns.chosen]] if columns.chosen else cells
 
 
-def find_best_rows(groups: Sequence[SeedGroup], columns: Columns) -> set[int]:
+def find_best_rows(groups: Sequence[SeedGroup], columns: ColumnSet) -> set[int]:
     """Finds the rows whose headline is clearly the best among the rows it is compared with; returns their indices."""
     rows = set()
     for comparable in find_comparable_groups(groups):
@@ -234,7 +234,7 @@ def find_cells_under(keys: Collection[str], rows: Collection[int], columns: Sequ
     return set(map(CellIndex._make, itertools.product(rows, indices)))
 
 
-def _build_row(group: SeedGroup, columns: Columns, lead: str | None, implied_count: int | None) -> dict[str, str]:
+def _build_row(group: SeedGroup, columns: ColumnSet, lead: str | None, implied_count: int | None) -> dict[str, str]:
     """Builds the cells of a group by the keys of columns; optional cells stay empty if no run has a value.
 
     Args:

@@ -20,7 +20,7 @@ from fedcli.results.columns import (
     ROUNDS,
     SEEDS,
     Column,
-    Columns,
+    ColumnSet,
     Layout,
     build_cells,
     find_best_rows,
@@ -144,7 +144,7 @@ def build_paper_table(
     cells.iloc[:, number_columns] = cells.iloc[:, number_columns].replace("", MISSING)
     best = find_cells_under({HEADLINE}, find_best_rows(groups, columns), shown)
     return TextTable(
-        columns=[_write_heading(column) for column in shown],
+        titles=[_write_heading(column) for column in shown],
         rows=cells.to_numpy().tolist(),
         number_columns=number_columns,
         best=best,
@@ -154,7 +154,7 @@ def build_paper_table(
     )
 
 
-def _select_paper_columns(cells: pd.DataFrame, columns: Columns, *, same_seeds: bool) -> pd.DataFrame:
+def _select_paper_columns(cells: pd.DataFrame, columns: ColumnSet, *, same_seeds: bool) -> pd.DataFrame:
     """Leaves out the columns that papers do not have: costs, what the caption says, and validation unless asked for."""
     hidden = [FLOATS.key]
     if same_seeds:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from fedcli import registry
 from fedcli.declarations import Table, flag_of
-from fedcli.results.columns import Columns
+from fedcli.results.columns import ColumnSet
 from fedcli.results.groups import SeedGroup, find_comparable_groups, find_tested_model
 from fedcli.results.metrics import Metric
 from fedcli.results.plans import IN_TEXT, PlannedRun, TablePlan
@@ -143,7 +143,7 @@ def _write_notes_on_given_options(groups: Sequence[SeedGroup]) -> list[str]:
     return [f"Options given with the runs: {'; '.join(options)}."] if options else []
 
 
-def write_notes_on_metrics(groups: Sequence[SeedGroup], columns: Columns) -> list[str]:
+def write_notes_on_metrics(groups: Sequence[SeedGroup], columns: ColumnSet) -> list[str]:
     """Says which runs lack a metric, and which have it of another round than the others, a sentence for each metric."""
     metrics = columns.metrics.values()
     return [*_write_notes_on_lacking_options(groups, metrics), *_write_notes_on_different_rounds(groups, metrics)]

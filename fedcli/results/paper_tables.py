@@ -104,7 +104,7 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
     cells = compare_cells(plan)
     best_places = _find_best_places(plan.cells)
     columns = list(dict.fromkeys(place.column for place in cells))
-    titles = [SCALED.sub(" floats", column).replace("_", " ") for column in columns]
+    titles = _write_titles(plan.table, columns)
     rows = _build_rows(cells, columns, best_places, "ours, reduced" if plan.reduction else "ours")
     best: set[CellIndex] = set()
     first_of_blocks = []
@@ -114,7 +114,7 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
             first_of_blocks.append(number)
     has_blocks = len(first_of_blocks) < len(rows)
     return TextTable(
-        columns=["Method", "", *titles],
+        titles=["Method", "", *titles],
         rows=[[row.name, row.title, *row.texts] for row in rows],
         number_columns=range(FIRST_NUMBER_COLUMN, FIRST_NUMBER_COLUMN + len(titles)),
         best=best,
@@ -129,6 +129,16 @@ def compare_with_paper(plan: TablePlan) -> TextTable:
             has_bold=bool(best_places),
         ),
     )
+
+
+def _write_titles(table: Table, columns: Sequence[str]) -> list[str]:
+    """Writes the titles of columns: in words where the paper has them, which are "rounds_to_target" in its numbers."""
+    printed_columns = {place.column for place in find_printed_cells(table)}
+    titles = []
+    for column in columns:
+        title = SCALED.sub(" floats", column)
+        titles.append(title.replace("_", " ") if column in printed_columns else title)
+    return titles
 
 
 def compare_cells(plan: TablePlan) -> dict[Place, ComparedCell]:

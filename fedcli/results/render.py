@@ -50,7 +50,7 @@ class TextTable:
     All texts are plain, and `render` escapes them for each format.
 
     Attributes:
-        columns: The titles of the columns.
+        titles: The titles of the columns.
         rows: The texts of the cells, a sequence for each row.
         number_columns: The indices of the columns of numbers, which stand to the right.
         csv_rows: The rows of the CSV, which has other columns, with numbers in full precision.
@@ -65,7 +65,7 @@ class TextTable:
         block_starts: The indices of the rows that begin a block, above which LaTeX has a rule.
     """
 
-    columns: Sequence[str]
+    titles: Sequence[str]
     rows: Sequence[Sequence[str]]
     number_columns: Collection[int]
     csv_rows: Sequence[dict[str, Any]] = ()
@@ -90,7 +90,7 @@ def render(table: TextTable, format: str = "markdown") -> str:
 def _render_markdown(table: TextTable) -> str:
     escape = printable if table.is_markdown else escape_markdown
     rows = _mark_rows(table, escape, "**{}**")
-    text = render_github_table([*map(escape_markdown, table.columns)], rows, table.number_columns)
+    text = render_github_table([*map(escape_markdown, table.titles)], rows, table.number_columns)
     notes = "\n".join(f"- {escape(note)}" for note in table.notes)
     heading = f"### {escape_markdown(table.title)}" if table.title else ""
     subject = escape_markdown(table.subject)
@@ -102,7 +102,7 @@ def _render_markdown(table: TextTable) -> str:
 
 def _render_latex(table: TextTable) -> str:
     r"""Renders a `tabular` for `\usepackage{booktabs}`, in a `table` if it has a caption."""
-    alignment = "".join("r" if index in table.number_columns else "l" for index in range(len(table.columns)))
+    alignment = "".join("r" if index in table.number_columns else "l" for index in range(len(table.titles)))
     read = _read_markdown if table.is_markdown else str
     lines = [f"% {printable(text)}" for text in (table.title, table.subject) if text]
     lines.append(r"% needs \usepackage{booktabs}")
@@ -110,7 +110,7 @@ def _render_latex(table: TextTable) -> str:
         lines += [r"\begin{table}", r"\centering", rf"\caption{{{_escape_tex(table.caption)}}}"]
         lines += [rf"\label{{{table.latex_label}}}", r"\smallskip"]
     lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
-    lines.append(" & ".join(map(_escape_tex, table.columns)) + r" \\")
+    lines.append(" & ".join(map(_escape_tex, table.titles)) + r" \\")
     marked_rows = _mark_rows(table, lambda text: _escape_tex(read(text)), r"\textbf{{{}}}")
     for number, marked_row in enumerate(marked_rows):
         if number == 0 or number in table.block_starts:

@@ -75,7 +75,7 @@ def build_table(
     table_notes += notes.write_notes_on_metrics(groups, columns)
     table_notes += notes.write_notes_on_leads(groups, has_leads=LEAD.key in cells, has_bold=bool(best))
     return TextTable(
-        columns=[column.title for column in shown],
+        titles=[column.title for column in shown],
         rows=cells.to_numpy().tolist(),
         number_columns=find_number_columns(shown),
         best=best,
