@@ -13,8 +13,8 @@ from studies import Study, describe_modified_checkouts
 
 from fedcli import registry
 from fedcli.results import claim_tables, durations, paper_tables, plans, verdicts
-from fedcli.results.frame import read_runs
 from fedcli.results.render import MISSING, render, render_github_table
+from fedcli.results.run_records import read_runs
 
 ABOUT_THIS_PAGE = "Written by `make tables` from the records in `records/`; a test fails where they differ."
 ABOUT_CLAIMS = (

@@ -30,11 +30,11 @@ from fedcli import registry
 from fedcli.declarations import SELECTIONS
 from fedcli.errors import UserError
 from fedcli.figures import find_chart
-from fedcli.results.frame import find_records
 from fedcli.results.intervals import Interval, MeasuredRuns, mean_interval, paired_difference
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.number_texts import format_interval
 from fedcli.results.printed_numbers import find_printed_difference, find_printed_value
+from fedcli.results.run_records import find_records
 from fedcli.runs.schema import Record
 
 # What metrics are called whose names say too little: by themselves, and before a parameter as in "inter:mnist".

@@ -14,7 +14,7 @@ import pytest
 
 import fedcli
 from fedcli import Claim, Control, registry
-from fedcli.results import claim_tables, claims, durations, frame, pairs, plans, verdicts
+from fedcli.results import claim_tables, claims, durations, pairs, plans, run_records, verdicts
 from fedcli.results.intervals import Interval, mean_interval
 from fedcli.results.render import render
 from fedcli.runs.record import read_record, write_record
@@ -438,7 +438,7 @@ def test_a_lead_by_construction_or_by_a_control_is_no_reproduction(study):
 
 def test_what_would_decide_a_claim_is_the_runs_that_lack_and_their_hours(study):
     def decided():
-        timed = durations.tabulate_times(frame.read_runs([study.runs]))
+        timed = durations.tabulate_times(run_records.read_runs([study.runs]))
         text, _, _ = deciding_runs.describe_deciding_runs(study.answer(), study.runs, timed).partition(", timed")
         return text
 

@@ -12,7 +12,7 @@ from fedcli.figures.predictions import correlation_chart
 from fedcli.measure import correlation
 from fedcli.papers import fccl_plus
 from fedcli.registry import find_method
-from fedcli.results.frame import find_records
+from fedcli.results.run_records import find_records
 from fedcli.runs.resume import open_run
 from tests.commands import run_command
 from tests.plain_loops import modules_of

@@ -17,7 +17,7 @@ from fedcli.cli import app as cli
 from fedcli.core import Batch, Cohort, Federation
 from fedcli.core.population import Population
 from fedcli.registry import default_protocol, find_method, methods
-from fedcli.results import frame, grids
+from fedcli.results import grids, run_records
 from fedcli.results.metric_kinds import METRIC_KINDS
 from fedcli.runs import rounds
 from fedcli.runs.options import RunConfig
@@ -347,7 +347,7 @@ def workplace(folder, monkeypatch):
     """The folder with a user's files and some runs, as the texts suppose it; only built-in data sets are there."""
     for name, value in {"lr": "0.1", "seed": "0", "SLURM_JOB_ID": "1"}.items():  # of the scripts
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(frame, "find_shipped_folders", list)  # tests/test_claims.py reads the committed records
+    monkeypatch.setattr(run_records, "find_shipped_folders", list)  # tests/test_claims.py reads the committed records
 
     (folder / "docs").symlink_to(ROOT / "docs")
     code = code_of_a_method(README)

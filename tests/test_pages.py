@@ -12,7 +12,7 @@ import pytest
 import fedcli
 from fedcli import Cell, Table, registry
 from fedcli.errors import NonFiniteLoss
-from fedcli.results import claims, frame, paper_tables, plans, verdicts
+from fedcli.results import claims, paper_tables, plans, run_records, verdicts
 from fedcli.results.durations import ExpectedTime
 from fedcli.results.intervals import mean_interval
 from fedcli.runs.record import write_record
@@ -153,7 +153,7 @@ def test_the_first_page_names_its_texts_and_modified_checkouts(tmp_path):
     )
     answer = replace(without_runs, comparison=comparison)
 
-    study = studies.Study("one", "# One", frame.find_records([tmp_path]), [], [], {}, {})
+    study = studies.Study("one", "# One", run_records.find_records([tmp_path]), [], [], {}, {})
     page = first_page.make_first_page(tmp_path, [study], [answer], [])
     assert "in full, by the authors' code: [one](one.md); 1 of 2 runs by a modified checkout; but see" in page
     assert "\n- In full, by the authors' code: the text of FedFA has a constant learning rate" in page

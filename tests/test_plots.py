@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedcli import figures
 from fedcli.figures import line_charts, names, partitions, saving
-from fedcli.results.frame import find_records
+from fedcli.results.run_records import find_records
 from fedcli.results.words import describe_data
 from tests.commands import error_of, output_of
 from tests.example_records import as_diverged, record_with_curve, write_unsigned_record

@@ -22,8 +22,8 @@ from fedcli.measure.client_features import features_after_one_more_round, featur
 from fedcli.measure.feature_files import CLIENT_FEATURES, MODEL_FEATURES
 from fedcli.measure.separation import pair_cosines, separation
 from fedcli.registry import find_method
-from fedcli.results.frame import find_records
 from fedcli.results.metrics import find_metric
+from fedcli.results.run_records import find_records
 from fedcli.runs.prepare import prepare
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resolve import resolve

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fedcli.results.frame import find_records
+from fedcli.results.run_records import find_records
 from tests.commands import error_of, invoke, run_command
 from tests.example_records import as_diverged, make_record, write_unsigned_record
 from tests.torture.nested_parts import text_entries

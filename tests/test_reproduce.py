@@ -16,7 +16,7 @@ import pytest
 import fedcli
 from fedcli import Cell, grid, registry
 from fedcli.cli import plan_display
-from fedcli.results import durations, frame, jobs, paper_tables, plans, printed_numbers
+from fedcli.results import durations, jobs, paper_tables, plans, printed_numbers, run_records
 from fedcli.runs.record import write_record
 from tests.commands import invoke, run_command
 from tests.listeners import PlanWatch, Stop, StopAfter
@@ -287,8 +287,8 @@ def test_the_shipped_runs_are_found_and_never_gone_on_with(monkeypatch):
 
     assert seeds_with_a_record() == [2021, 2022, 2023]
 
-    (folder,) = frame.find_shipped_folders()
-    stopped = [replace(run, outcome="unfinished") for run in frame.read_runs([folder]) if run.method == "fedfa"]
+    (folder,) = run_records.find_shipped_folders()
+    stopped = [replace(run, outcome="unfinished") for run in run_records.read_runs([folder]) if run.method == "fedfa"]
     monkeypatch.setattr(plans, "read_runs", lambda folders: stopped)
     assert seeds_with_a_record() == []
 

@@ -11,7 +11,7 @@ import pytest
 from fedcli import figures, registry
 from fedcli.figures import features
 from fedcli.registry import find_method, methods
-from fedcli.results import claims, frame, printed_numbers
+from fedcli.results import claims, printed_numbers, run_records
 from tests.scripts import load_script
 
 pytestmark = pytest.mark.long(worker=1)
@@ -69,7 +69,7 @@ def test_the_data_of_every_figure_are_committed(study, kind, monkeypatch, tmp_pa
     bare = tmp_path / study  # what is kept of a run in the repository, and nothing else
     shutil.copytree(RESULTS / "records" / study, bare, ignore=shutil.ignore_patterns("checkpoint*", "*.png", "*.pdf"))
     monkeypatch.setattr(features, "embed", lambda points: points[:, :2])  # t-SNE takes seconds
-    assert figures.find_chart(kind)(frame.find_records([bare])).axes
+    assert figures.find_chart(kind)(run_records.find_records([bare])).axes
 
 
 def test_what_is_written_by_hand_is_short_and_has_no_measured_number():
@@ -155,7 +155,7 @@ def test_what_fedfas_page_says_of_draws_of_500_test_images_follows_from_the_prin
 def test_pages_name_the_runs_of_earlier_versions_of_a_methods_file():
     """No other run is of an earlier version."""
     old = set()
-    for run in frame.read_runs([RESULTS / "records"]):
+    for run in run_records.read_runs([RESULTS / "records"]):
         is_registered = run.method in methods()  # a study's own file is known by its hash
         if is_registered and run.record["numerics"]["method"] != find_method(run.method).numerics:
             study = run.folder.relative_to(RESULTS / "records").parts[0]
@@ -185,7 +185,7 @@ def verdicts_of_fedfa(**sources):
 
 def test_the_verdicts_that_are_installed_are_those_of_the_records():
     """Of one paper; `make recompute` holds the file of all to what the records give."""
-    of_records = verdicts_of_fedfa(folders=frame.find_shipped_folders())
+    of_records = verdicts_of_fedfa(folders=run_records.find_shipped_folders())
     assert verdicts_of_fedfa(folders=[], shipped=True) == of_records
     assert len(of_records) >= 5
 

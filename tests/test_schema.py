@@ -12,7 +12,7 @@ from fedcli.declarations import Cell, Table
 from fedcli.figures import names
 from fedcli.figures.curves import find_curves
 from fedcli.registry import find_method
-from fedcli.results import frame, paper_tables, plans, tables
+from fedcli.results import paper_tables, plans, run_records, tables
 from fedcli.results.render import render
 from fedcli.run_files import RECORD
 from fedcli.runs import identity
@@ -135,7 +135,7 @@ def changed(tmp_path, monkeypatch):
 
 def test_a_run_whose_method_was_changed_says_so_in_tables_figures_and_reports(changed):
     assert changed["changed"] == [{"round": 2, "what": "its method"}]
-    records = frame.find_records(["run"])
+    records = run_records.find_records(["run"])
     words = "its method changed after round 2"
     assert f"- mine, seed 0: {words}." in render(tables.build_table(records))
     assert words in render(tables.build_table(records), "latex")
@@ -253,7 +253,7 @@ def test_a_label_of_several_methods_stands_before_their_names(tmp_path):
     folders = [tmp_path / method for method in methods]
     for folder, method in zip(folders, methods, strict=True):
         write_unsigned_record(folder, make_record(method))
-    records = frame.find_records(folders, ["Ours", "Ours", "M"])
+    records = run_records.find_records(folders, ["Ours", "Ours", "M"])
     groups = tables.group_runs(records)
     assert [group.title for group in groups] == ["Ours: fedavg", "Ours: fedprox", "M"]
     assert len({*names.choose_setting_colours([groups]).values()}) == 3

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedcli.figures import line_charts
-from fedcli.results import frame, groups, intervals, tables
+from fedcli.results import groups, intervals, run_records, tables
 from fedcli.results.columns import FLOATS, LEAD, Layout
 from fedcli.results.formats import write_tables
 from fedcli.results.intervals import MeasuredRuns, find_clear_best
@@ -541,7 +541,7 @@ def test_labels_stand_for_the_methods_of_their_paths(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
 
     def sizes(*labels):
-        records = frame.find_records(folders, labels)
+        records = run_records.find_records(folders, labels)
         return {group.title: len(group.records) for group in groups.group_runs(records)}
 
     assert sizes("plain", "faster") == {"plain": 1, "faster": 2}

@@ -10,7 +10,7 @@ import pytest
 import fedcli
 from fedcli.errors import NonFiniteLoss
 from fedcli.results.durations import tabulate_times
-from fedcli.results.frame import read_runs
+from fedcli.results.run_records import read_runs
 from fedcli.runs.record import read_record, write_record
 from fedcli.runs.resume import resume
 from fedcli.runs.verify import compare_records

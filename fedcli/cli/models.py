@@ -30,7 +30,7 @@ def quality(
     With --clients: of all clients' features after one more round; 'fedcli plot --kind clients' draws them.
     """
     from fedcli.measure.quality import add_clients_quality, add_quality
-    from fedcli.results.frame import select_finished
+    from fedcli.results.run_records import select_finished
 
     measure: Callable[..., dict[str, Any]] = partial(add_quality, client=client, round=round)
     if clients:

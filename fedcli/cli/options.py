@@ -177,8 +177,8 @@ def place_runs(jobs: int | None, on: str | None, cpus: float | None, gpus: float
 
 def records_of(runs: Sequence[Any], methods: list | None, datasets: list | None, labels: list | None) -> list[dict]:
     """Read the records of runs that `--method`, `--dataset` and `--label` choose and name."""
-    from fedcli.results.frame import find_records
     from fedcli.results.groups import select_records
+    from fedcli.results.run_records import find_records
 
     records = find_records(runs, labels or ())
     return select_records(records, methods or (), datasets or ())

@@ -120,7 +120,7 @@ def report(
     title: optional(str, "Title of the page.") = "Runs",
 ) -> None:
     """Write one HTML file, which works offline: sortable tables and curves, by protocol and data set."""
-    from fedcli.results.frame import check_number_of_labels
+    from fedcli.results.run_records import check_number_of_labels
     from fedcli.run_files import RECORD
 
     import_optional("bokeh", "the report", "report")

@@ -136,8 +136,8 @@ def _summarise(folder: Path) -> str:
     """Write the table and the curves of the runs in a folder into it; returns the table."""
     from fedcli.figures.line_charts import learning_curves  # here, since it imports Matplotlib
     from fedcli.figures.saving import write_page_figure
-    from fedcli.results.frame import find_records
     from fedcli.results.render import render
+    from fedcli.results.run_records import find_records
     from fedcli.results.tables import build_table
 
     records = find_records([folder])

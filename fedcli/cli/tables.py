@@ -242,8 +242,8 @@ def claims(
     from fedcli.data.datasets import is_open_to_all, is_present
     from fedcli.results.claim_tables import build_claims_table, describe_counts
     from fedcli.results.claims import answer_claims
-    from fedcli.results.frame import find_shipped_folders
     from fedcli.results.render import render
+    from fedcli.results.run_records import find_shipped_folders
 
     def has_data(name: str) -> bool:
         return is_open_to_all(name) or is_present(name)

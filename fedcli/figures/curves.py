@@ -16,9 +16,9 @@ import numpy as np
 from fedcli.declarations import SELECTIONS
 from fedcli.figures import ACCURACY, Quantity
 from fedcli.figures.names import NO_LABELS, name_setting
-from fedcli.results.frame import RoundNumbers, list_client_accuracies, list_round_numbers
 from fedcli.results.groups import SeedGroup
 from fedcli.results.printed_numbers import find_printed_accuracies
+from fedcli.results.run_records import RoundNumbers, list_client_accuracies, list_round_numbers
 from fedcli.runs.identity import recorded_code_changes
 from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.record import outcome_of

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from fedcli.errors import UserError
 from fedcli.figures.names import describe_runs, name_setting
 from fedcli.figures.text import write_title
-from fedcli.results.frame import select_finished
 from fedcli.results.groups import group_runs
+from fedcli.results.run_records import select_finished
 from fedcli.runs.schema import Record
 
 SIDE = 2.5  # inches of a panel

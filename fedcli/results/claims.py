@@ -15,7 +15,6 @@ from fedcli.declarations import Claim, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_table
 from fedcli.results.claim_tables import apply_shipped_row, read_shipped
-from fedcli.results.frame import ReadRun, read_runs
 from fedcli.results.intervals import NO_INTERVAL, Interval, mean_interval
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.pairs import (
@@ -28,6 +27,7 @@ from fedcli.results.pairs import (
     select_pairs_under_common_conditions,
 )
 from fedcli.results.printed_numbers import find_printed_difference, find_printed_value
+from fedcli.results.run_records import ReadRun, read_runs
 from fedcli.results.verdicts import (
     BETTER_RUNS_LOST,
     BY_CONSTRUCTION,

@@ -11,7 +11,7 @@ import pandas as pd
 from fedcli.data import datasets
 from fedcli.data.datasets import num_images
 from fedcli.results import plans
-from fedcli.results.frame import ReadRun, find_shipped_folders, read_runs
+from fedcli.results.run_records import ReadRun, find_shipped_folders, read_runs
 from fedcli.runs.machine import environment, is_undisturbed
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedcli import registry
 from fedcli.errors import unknown
-from fedcli.results.frame import RunFacts
+from fedcli.results.run_records import RunFacts
 from fedcli.runs.identity import Settings, settings_of
 from fedcli.runs.record import outcome_of
 from fedcli.runs.schema import Record

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from fedcli.declarations import Cell, Claim, Table
 from fedcli.errors import UserError
-from fedcli.results.frame import ReadRun
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.plans import Place, PlannedRun, plan_cell
+from fedcli.results.run_records import ReadRun
 from fedcli.runs.identity import Differences, differences, differences_from_plan, is_smaller
 from fedcli.runs.options import RunConfig
 from fedcli.runs.schema import Record

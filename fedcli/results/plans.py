@@ -15,8 +15,8 @@ from fedcli.data.imports import import_if_path
 from fedcli.declarations import Cell, Method, Table
 from fedcli.errors import UserError
 from fedcli.registry import find_method, find_protocol, protocols
-from fedcli.results.frame import ReadRun, find_shipped_folders, read_runs
 from fedcli.results.metrics import Metric, find_metric
+from fedcli.results.run_records import ReadRun, find_shipped_folders, read_runs
 from fedcli.runs.begin import check_seeds, read_begun
 from fedcli.runs.identity import (
     SIZES,

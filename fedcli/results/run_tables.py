@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import pandas as pd
 
-from fedcli.results.frame import list_client_accuracies, list_round_numbers
+from fedcli.results.run_records import list_client_accuracies, list_round_numbers
 from fedcli.runs.identity import FIRST_SETTINGS, key_of, settings_of
 from fedcli.runs.schema import Record
 

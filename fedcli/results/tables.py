@@ -27,10 +27,10 @@ from fedcli.results.columns import (
     find_columns,
     find_number_columns,
 )
-from fedcli.results.frame import find_records
 from fedcli.results.groups import find_shared_settings, find_tested_model, group_by_leaderboard, group_runs
 from fedcli.results.metrics import Metric, find_metric
 from fedcli.results.render import TextTable
+from fedcli.results.run_records import find_records
 from fedcli.runs.identity import recorded_changes, settings_of
 from fedcli.runs.machine import is_undisturbed
 from fedcli.runs.schema import Record

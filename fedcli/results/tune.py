@@ -20,7 +20,6 @@ from fedcli import registry
 from fedcli.declarations import SELECTIONS, Method, fields_of, flag_of, spec_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
-from fedcli.results.frame import ReadRun, read_runs
 from fedcli.results.grids import GridPoint, drop_repeated, list_runs, plan_grid
 from fedcli.results.method_options import (
     Options,
@@ -32,6 +31,7 @@ from fedcli.results.method_options import (
     split_option_text,
 )
 from fedcli.results.plans import PARTITION_OPTIONS, Plan, PlannedRun
+from fedcli.results.run_records import ReadRun, read_runs
 from fedcli.runs.options import recorded_fields
 from fedcli.runs.origins import GivenOptions
 from fedcli.runs.record import ENDED

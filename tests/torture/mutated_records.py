@@ -15,8 +15,8 @@ from fedcli import registry
 from fedcli.declarations import Claim
 from fedcli.figures import line_charts, report, saving
 from fedcli.results import claims, tables
-from fedcli.results.frame import find_records
 from fedcli.results.render import render
+from fedcli.results.run_records import find_records
 from fedcli.results.run_tables import tabulate_all, tabulate_clients, tabulate_rounds
 from fedcli.run_files import RECORD
 from fedcli.runs.exports import export

@@ -1,6 +1,6 @@
-"""The runs under folders, a row each, and the numbers of their rounds and clients.
+"""The records of the runs under folders, and the numbers of their rounds and clients.
 
-Without pandas, which is slow to import, as the curve of a single run needs these too.
+It does without pandas, which is slow to import, since the curve of a single run needs these too.
 """
 
 import logging
