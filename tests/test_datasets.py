@@ -374,6 +374,11 @@ WILD_LABEL = ARRAYS | {"y_train": ARRAYS["y_train"] * 10**9}  # without names of
 BAD_ARRAYS = {
     "no labels": BadArrays(WITHOUT_LABELS, ("no array y_test (its arrays: y_train, ", "arrays x_train, y_tr")),
     "floats beside bytes": bad_arrays("one part are uint8 and", x_train=ARRAYS["x_train"] / 255),
+    "two scales": bad_arrays(
+        "of one part reach 1 and those of the other 249",
+        x_train=ARRAYS["x_train"] / 1.0,
+        x_test=(ARRAYS["x_test"] > 99) * 1.0,
+    ),
     "no squares": bad_arrays("(15, 3)", x_train=ARRAYS["x_train"][:, 0, :3], x_test=ARRAYS["x_test"][:, 0, :3]),
     "parts of other sizes": bad_arrays("must match exactly", x_test=ARRAYS["x_test"][:, :3]),
     "labels of another part": bad_arrays(

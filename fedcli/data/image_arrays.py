@@ -67,11 +67,20 @@ def join_splits(arrays: Arrays, notes: list[str]) -> Columns:
                 raise ValueError(f"{name} has {len(by_split[split])} entries for {num_images} images")
         columns[column] = np.concatenate([by_split[split] for split in splits])
     images = [by_column["x"][split] for split in splits]
-    if len({array.dtype == np.uint8 for array in images}) > 1:  # numbers in [0, 1] would not be seen below
-        raise ValueError("the images of one part are uint8 and those of the other are not")
+    _refuse_two_scales(images)
     if splits != [""]:
         columns["test"] = np.repeat([False, True], [len(array) for array in images])
     return columns
+
+
+def _refuse_two_scales(images: Sequence[np.ndarray]) -> None:
+    """Refuses splits whose pixels are on different scales; of both together nobody would see it."""
+    is_uint8 = [array.dtype == np.uint8 for array in images]
+    if any(is_uint8) and not all(is_uint8):
+        raise ValueError("the images of one part are uint8 and those of the other are not")
+    largest = [array.max(initial=0) for array in images]
+    if not all(is_uint8) and min(largest) <= 1 < max(largest):
+        raise ValueError(f"the pixels of one part reach {min(largest):g} and those of the other {max(largest):g}")
 
 
 class _ArraysByMeaning(NamedTuple):
