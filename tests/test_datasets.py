@@ -391,7 +391,14 @@ BAD_ARRAYS = {
     "a wild label": BadArrays(WILD_LABEL, ("0 to 2000000000", "0 to 8")),
     "a name twice": bad_arrays("class_names has a name twice", class_names=np.array([["a"], ["b"], ["a"]])),
     "a name in two spellings": bad_arrays("another array of the same", Class_Names=np.array(["b", "a", "c"])),
-    "a name in two Unicode forms": bad_arrays("in two Unicode forms", class_names=np.array(["\xe9", "e\u0301", "c"])),
+    "a name in two Unicode forms": bad_arrays("another Unicode form", class_names=np.array(["\xe9", "e\u0301", "c"])),
+    "a name with a space": bad_arrays(
+        "'a' is in class_names with other spaces", class_names=np.array(["a", "a ", "c"])
+    ),
+    "names of no domains": bad_arrays("but no array domain_train", domain_names=np.array(["p", "q"])),
+    "writers by name": bad_arrays(
+        "writer_train or writer_test is of type <U1", writer_train=np.full(9, "p"), writer_test=np.full(6, "p")
+    ),
     "a name of two lines": bad_arrays("of several lines", class_names=np.array(["two\nlines", "b", "c"])),
     "pickled names": bad_arrays("allow_pickle=False", class_names=np.array(["a", 1, None], object)),
     "half the writers": bad_arrays("no array writer_train", writer_test=np.zeros(6, int)),
@@ -582,7 +589,7 @@ def test_named_classes_without_training_images_are_said(tmp_path):
 
 
 def test_arrays_of_no_meaning_are_said(tmp_path):
-    arrays = image_arrays((4, 4), 3) | {"client_train": np.zeros(9), "Domain_names": np.array(["a"])}
+    arrays = image_arrays((4, 4), 3) | {"client_train": np.zeros(9), "Class_Names": np.array(["a", "b", "c"])}
     np.savez(tmp_path / "a.npz", **arrays)
     _, notes = imports.import_path("mine", tmp_path / "a.npz")
     assert notes == ["left out: the arrays client_train"]

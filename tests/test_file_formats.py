@@ -786,7 +786,7 @@ BAD_FOLDERS = {
         spell_a_class_otherwise, ("are of 'ant' and test images of 'Ant'", "spell both alike")
     ),
     "case of a domain": BadFolder(spell_a_domain_otherwise, ("are of 'Art' and test images of 'art'", "spell both")),
-    "Unicode of a class": BadFolder(compose_a_class_otherwise, ("'\xe9' is in class_names in two Unicode forms",)),
+    "Unicode of a class": BadFolder(compose_a_class_otherwise, ("'\xe9' is in class_names", "in another Unicode form")),
     "16 bits": BadFolder(add_an_image_of_16_bits, ("deep.png", "8 bits")),
     "no test": BadFolder(remove_the_test_images, ("0 to test on",)),
     "no form": BadFolder(leave_a_table_only, ("0.csv", *file_formats.FILE_FORMATS)),

@@ -65,7 +65,8 @@ def _labels(y: np.ndarray) -> Columns:
 
 def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
     """Returns a column as int64 `[N]`; anything else than whole numbers is refused."""
-    if values.ndim != 1 or (np.rint(values) != values).any():
+    is_real = values.dtype.kind in "biuf"
+    if values.ndim != 1 or not is_real or (np.rint(values) != values).any():
         raise ValueError(f"{name}_train or {name}_test is of type {values.dtype} and shape {values.shape}")
     return values.astype(np.int64)
 
@@ -125,14 +126,14 @@ def _refuse_other_spelling(column: str, columns: Columns) -> None:
     """Refuses classes or domains, by the column `y` or `domain`, that are two by the spelling of a name alone.
 
     Raises:
-        ValueError: Two names are one in Unicode's composed form; or they are but for upper case, and one has training
-            images alone and the other test images.
+        ValueError: Two names are one in Unicode's composed form and without spaces around; or they are but for upper
+            case, and one has training images alone and the other test images.
     """
     key = NAMES_OF[column]
-    names = [unicodedata.normalize("NFC", name) for name in columns[key]]
+    names = [unicodedata.normalize("NFC", name).strip() for name in columns[key]]
     (most_frequent, times), *_ = Counter(names).most_common(1)
     if times > 1:
-        raise ValueError(f"'{most_frequent}' is in {key} in two Unicode forms: rename one of them")
+        raise ValueError(f"'{most_frequent}' is in {key} with other spaces or in another Unicode form: rename one")
     is_test = columns["test"]
     trained = {names[number] for number in np.unique(columns[column][~is_test])}
     tested = {names[number] for number in np.unique(columns[column][is_test])}

@@ -106,6 +106,8 @@ def _by_meaning(arrays: Arrays, notes: list[str]) -> _ArraysByMeaning:
             _add_once(by_split, split_before or split_after, key, values)
         elif key != "source":  # which a file of the cache has
             others.append(key)
+    if len(names.get("domain_names", ())) and "domain" not in by_column:
+        raise ValueError("it has domain_names, but no array domain_train, domain_test or domain")
     if others:
         notes.append(f"left out: the arrays {', '.join(others)}")
     return _ArraysByMeaning(names, by_column)
