@@ -91,9 +91,9 @@ def recompute(claim: pd.Series) -> Answer:
         comparisons.append(compare_with_row(pairs, claim))
 
     weakest_verdict = min((comparison.verdict for comparison in comparisons), key=RANKS.index)
-    deciding = [comparison.lead for comparison in comparisons if comparison.verdict == weakest_verdict]
-    lead = smallest_lead(deciding)
-    if any(lead.n == 0 for lead in deciding):  # a row without a value is weaker than all with one
+    deciding_leads = [comparison.lead for comparison in comparisons if comparison.verdict == weakest_verdict]
+    lead = smallest_lead(deciding_leads)
+    if any(deciding_lead.n == 0 for deciding_lead in deciding_leads):  # without a value, which is weaker than any value
         lead = NO_LEAD
     verdict = weakest_verdict
     num_others = len(claim["than"].split("; "))
