@@ -15,6 +15,7 @@ WHOLE = image_arrays((4, 4, 3), 3)
 WHOLE["x_train"][0, 0, :2] = np.array([0, 255])[:, None]
 GREY = image_arrays((4, 4), 3)
 NAMED = {"class_names": ["a", "b", "c"]}
+NAMED_IN_ORDER = {"class_names": ["c", "a", "b", "z"]}
 
 
 def change_images(change, whole=WHOLE):
@@ -75,6 +76,11 @@ FORMS = {
     "MedMNIST": Form(MEDICAL, WHOLE, "left out: val"),
     "Keras": Form(KERAS, WHOLE, ""),
     "labels in words": Form(change_labels(lambda y: np.array(["a", "b", "c"])[y]), WHOLE | NAMED, ""),
+    "labels in words in an order": Form(
+        change_labels(lambda y: np.array(["c", "a", "b"])[y]) | NAMED_IN_ORDER,
+        WHOLE | NAMED_IN_ORDER,
+        "without training images: z",
+    ),
     "rows": Form(change_images(lambda x: x.reshape(-1, 16), GREY), GREY, "rows of 16 pixels became images of 4 x 4"),
 }
 
@@ -93,6 +99,15 @@ def test_labels_from_1_that_their_names_explain_stay(tmp_path):
     arrays = change_labels(lambda y: y + 1, image_arrays((4, 4), 2))
     dataset = import_arrays("mine", tmp_path / "a", **arrays, class_names=["none", "a", "b"])
     assert dataset.y_train.unique().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("splits", [SPLITS, SPLITS[::-1]])
+def test_case_tells_classes_apart_where_a_split_has_both(splits, tmp_path):
+    one, other = splits
+    names = {one: np.array(["A", "b", "B"]), other: np.array(["a", "b", "B"])}
+    letters = image_arrays((4, 4), 3)
+    letters |= {f"y_{split}": names[split][letters[f"y_{split}"]] for split in SPLITS}
+    assert import_arrays("mine", tmp_path / "a", **letters).class_names == ("A", "B", "a", "b")
 
 
 def test_pixels_in_no_known_range_are_refused(tmp_path):

@@ -379,6 +379,17 @@ BAD_ARRAYS = {
         x_train=ARRAYS["x_train"] / 1.0,
         x_test=(ARRAYS["x_test"] > 99) * 1.0,
     ),
+    "names beside numbers": bad_arrays(
+        "the labels of one part are names and", y_train=np.array(["a", "b", "c"])[ARRAYS["y_train"]]
+    ),
+    "numbers beside names": bad_arrays(
+        "the labels of one part are names and", y_test=np.array([b"a", b"b", b"c"])[ARRAYS["y_test"]]
+    ),
+    "labels of other names": bad_arrays(
+        "the label 'd' is none of class_names",
+        y_train=np.array(["a", "b", "d"])[ARRAYS["y_train"]],
+        y_test=np.array(["a", "b", "c"])[ARRAYS["y_test"]],
+    ),
     "no squares": bad_arrays("(15, 3)", x_train=ARRAYS["x_train"][:, 0, :3], x_test=ARRAYS["x_test"][:, 0, :3]),
     "parts of other sizes": bad_arrays("must match exactly", x_test=ARRAYS["x_test"][:, :3]),
     "labels of another part": bad_arrays(

@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 
-from fedcli.data.image_arrays import NAMES_OF, Columns, canonical_order, first_of_each
+from fedcli.data.image_arrays import NAMES_OF, Columns, are_texts, canonical_order, first_of_each
 
 
 def convert(columns: Columns, notes: list[str]) -> Columns:
@@ -23,7 +23,7 @@ def convert(columns: Columns, notes: list[str]) -> Columns:
     first_image = x[0]
     if all(np.array_equal(image, first_image) for image in x):
         raise ValueError(f"all of its {len(x)} images are alike")
-    columns = columns | {"x": x} | _labels(columns["y"])
+    columns = columns | {"x": x} | _labels(columns["y"], columns.get("class_names"))
     for name in sorted({"y", "domain", "writer", "place"} & columns.keys()):
         columns[name] = _whole_numbers(name, columns[name])
     if "test" not in columns:
@@ -48,19 +48,31 @@ def convert(columns: Columns, notes: list[str]) -> Columns:
     return columns
 
 
-def _labels(y: np.ndarray) -> Columns:
-    """The labels as `y` `[N]`, of a column of them or of one-hot rows too, and `class_names` where they are names."""
+def _labels(y: np.ndarray, class_names: np.ndarray | None) -> Columns:
+    """The labels as `y` `[N]`, of a column of them or of one-hot rows too, and `class_names` where they are names.
+
+    Names are numbered in the order of the given `class_names`, or in that of the alphabet where it is None.
+
+    Raises:
+        ValueError: A label is none of the given names.
+    """
     is_one_hot = y.ndim == 2 and y.shape[1] > 1 and (np.sort(y)[:, -2:] == [0, 1]).all()
     if is_one_hot:
         y = y.argmax(1)
     elif y.shape[1:] == (1,):
         y = y[:, 0]
-    is_text = y.dtype.kind in "UST" or (y.dtype == object and all(isinstance(label, str) for label in y))
-    if not is_text:
+    if not are_texts(y):
         return {"y": y}
     texts = y if y.dtype.kind in "US" else np.array(y.tolist())  # which has no kind that cannot be cast
-    class_names, numbers = np.unique(texts.astype(str), return_inverse=True)
-    return {"y": numbers, "class_names": class_names}
+    labels, numbers = np.unique(texts.astype(str), return_inverse=True)
+    if class_names is None:
+        return {"y": numbers, "class_names": labels}
+    number_of_name = {name: number for number, name in enumerate(class_names.ravel().astype(str))}
+    unnamed = [label for label in labels if label not in number_of_name]
+    if unnamed:
+        raise ValueError(f"the label '{unnamed[0]}' is none of class_names")
+    given_numbers = np.array([number_of_name[label] for label in labels])
+    return {"y": given_numbers[numbers]}
 
 
 def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
@@ -127,7 +139,7 @@ def _refuse_other_spelling(column: str, columns: Columns) -> None:
 
     Raises:
         ValueError: Two names are one in Unicode's composed form and without spaces around; or they are but for upper
-            case, and one has training images alone and the other test images.
+            case, and one has training images alone and the other test images, in a set without A and a in one split.
     """
     key = NAMES_OF[column]
     names = [unicodedata.normalize("NFC", name).strip() for name in columns[key]]
@@ -137,6 +149,9 @@ def _refuse_other_spelling(column: str, columns: Columns) -> None:
     is_test = columns["test"]
     trained = {names[number] for number in np.unique(columns[column][~is_test])}
     tested = {names[number] for number in np.unique(columns[column][is_test])}
+    for names_of_split in (trained, tested):
+        if len({name.casefold() for name in names_of_split}) < len(names_of_split):
+            return  # case tells classes of this set apart
     only_tested = {name.casefold(): name for name in sorted(tested - trained)}
     for name in sorted(trained - tested):
         other = only_tested.get(name.casefold())

@@ -68,6 +68,9 @@ def join_splits(arrays: Arrays, notes: list[str]) -> Columns:
         columns[column] = np.concatenate([by_split[split] for split in splits])
     images = [by_column["x"][split] for split in splits]
     _refuse_two_scales(images)
+    are_names = [are_texts(by_column["y"][split]) for split in splits]
+    if any(are_names) and not all(are_names):
+        raise ValueError("the labels of one part are names and those of the other are not")
     if splits != [""]:
         columns["test"] = np.repeat([False, True], [len(array) for array in images])
     return columns
@@ -81,6 +84,11 @@ def _refuse_two_scales(images: Sequence[np.ndarray]) -> None:
     largest = [array.max(initial=0) for array in images]
     if not all(is_uint8) and min(largest) <= 1 < max(largest):
         raise ValueError(f"the pixels of one part reach {min(largest):g} and those of the other {max(largest):g}")
+
+
+def are_texts(values: np.ndarray) -> bool:
+    """Whether an array holds texts alone; NumPy makes texts of numbers that are joined with some."""
+    return values.dtype.kind in "UST" or (values.dtype == object and all(isinstance(value, str) for value in values))
 
 
 class _ArraysByMeaning(NamedTuple):
