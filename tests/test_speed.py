@@ -2,6 +2,8 @@
 
 import csv
 import re
+from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
@@ -14,6 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (SPEED / "README.md").read_text(encoding="utf-8")
 TRIALS = (SPEED / "trials.md").read_text(encoding="utf-8")
 THOUSANDS_COMMA = r"(?<=\d),(?=\d{3})"
+NUMBER = r"[\d.]+%?"
 
 
 def read_rows(pattern):
@@ -24,103 +27,110 @@ def read_rows(pattern):
 
 
 NOTED_ROWS = read_rows("noted.csv")
-OF_SEVERAL_RUNS = ", one of several runs"  # of what was noted, of which the page has the least and the largest
+WITHOUT_MEASUREMENTS = {"What is measured", "Results", "How to run it again"}  # the first: see tests/test_workloads.py
+WITHOUT_NUMBERS = {"kept", "default", "what it does beside local training"}  # columns
+FROM_OTHER_FILES = {"Two cores of an Intel Xeon", "Clients and batch sizes", "An NVIDIA H200", "Other toolkits"}
 
 
-def find_passages(page):
-    """Returns the text of a page below each heading, up to the next."""
-    passages = {}
+class Cell(NamedTuple):
+    """A cell of a table on a page, by what `noted.csv` calls its place."""
+
+    section: str  # the heading above the table
+    row: str  # the first cell of the line
+    column: str  # the title
+    text: str
+
+
+def read_cells(page):
+    """Returns the cells of all tables of a page behind the first column."""
+    cells = []
+    headings = set()
     for passage in re.split(r"^#+ ", page, flags=re.MULTILINE)[1:]:
         heading, _, text = passage.partition("\n")
-        assert heading not in passages, "two passages have one heading"
-        passages[heading] = text
-    return passages
-
-
-def find_numbers(text):
-    return set(re.findall(r"[\d.,]*\d", re.sub(THOUSANDS_COMMA, "", text)))
-
-
-def test_every_number_that_was_noted_stands_below_the_heading_that_it_is_noted_for():
-    passages = find_passages(f"{PAGE}\n{TRIALS}")
-    of_several_runs = [row for row in NOTED_ROWS if row["what"].endswith(OF_SEVERAL_RUNS)]
-    assert of_several_runs
-    others = [row for row in NOTED_ROWS if row not in of_several_runs]
-    assert {row["section"] for row in NOTED_ROWS} <= passages.keys()
-    missing = [row for row in others if row["value"].rstrip("%") not in find_numbers(passages[row["section"]])]
-    assert missing == []
-
-
-@pytest.mark.parametrize("name", ["w1", "w2"])
-def test_of_several_runs_the_page_has_the_least_and_the_largest(name):
-    def cell(measured):
-        rows = [row for row in NOTED_ROWS if row["what"] == name + OF_SEVERAL_RUNS and row["measured"] == measured]
-        values = [row["value"] for row in rows]
-        return f"{min(values, key=float)} to {max(values, key=float)}"
-
-    assert f"| {name} | {cell('engine, seconds a round')} | {cell('ratio')} |" in PAGE
-
-
-class TablePlace(NamedTuple):
-    """Where a table stands on a page."""
-
-    passage: str
-    number: int  # among the tables of the passage, from 0
-
-
-SUMMARY = TablePlace("Trials of speed", 0)  # of numbers from all sections
-OF_WORKLOADS = TablePlace("What is measured", 0)  # see tests/test_workloads.py
-WITHOUT_NUMBERS = {TablePlace("How to run it again", 0), TablePlace("Versions that were compared", 0)}
-FROM_OTHER_FILES = {
-    TablePlace("Two cores of an Intel Xeon", 0),
-    TablePlace("Clients and batch sizes", 0),
-    TablePlace("An NVIDIA H200", 0),
-    TablePlace("Other toolkits", 0),
-    TablePlace("Lower bound of a test", 0),
-}
-
-
-def numbers_in_cells(lines):
-    """Returns the numbers in the cells of a table's lines, but for those of the first column and in brackets."""
-    numbers = []
-    for line in lines:
-        cells = line.strip("|").split("|")
-        for cell in cells[1:]:
-            text = re.sub(r"\(.*?\)", "", cell).strip()
-            if re.fullmatch(r"[\d.,%]+(?:(?:, | to )[\d.,]+%?)*", text):
-                numbers += re.split(", | to ", re.sub(THOUSANDS_COMMA, "", text))
-    return numbers
-
-
-def numbers_of_tables(page):
-    """Returns the numbers in every table of a page, by the place of the table."""
-    numbers_by_place = {}
-    for passage, text in find_passages(page).items():
+        assert heading not in headings, "two passages have one heading"
+        headings.add(heading)
         tables = [block for block in text.split("\n\n") if block.startswith("|")]
-        for number, table in enumerate(tables):
-            lines_below_head = table.splitlines()[2:]
-            numbers_by_place[TablePlace(passage, number)] = numbers_in_cells(lines_below_head)
-    return numbers_by_place
+        for table in tables:
+            titles, _, *lines = (split_line(line) for line in table.splitlines())
+            for row, *texts in lines:
+                for title, cell_text in zip(titles[1:], texts, strict=True):
+                    cells.append(Cell(heading, row, title, cell_text))
+    return cells
 
 
-def test_every_number_in_a_table_of_the_pages_was_noted_or_is_of_another_file():
-    tables = numbers_of_tables(f"{PAGE}\n{TRIALS}")
-    noted_anywhere = {row["value"] for row in NOTED_ROWS}
-    summary = tables.pop(SUMMARY)
-    assert summary
-    assert [value for value in summary if value not in noted_anywhere] == []
-    assert tables.pop(OF_WORKLOADS)
-    for place in WITHOUT_NUMBERS:
-        assert tables.pop(place) == []
-    assert tables.keys() > FROM_OTHER_FILES
-    for place, numbers in tables.items():
-        noted = {row["value"] for row in NOTED_ROWS if row["section"] == place.passage}
-        missing = [value for value in numbers if value not in noted]
-        if place in FROM_OTHER_FILES:
-            assert missing, place
-        else:
-            assert numbers, place
-            assert missing == [], place
+def split_line(line):
+    """Returns the cells of a line of a table, without marks of code and commas in numbers."""
+    plain = re.sub(THOUSANDS_COMMA, "", line.replace("`", ""))
+    return [cell.strip() for cell in plain.strip("|").split("|")]
+
+
+def find_noted(cell):
+    """Returns the values that were noted for a cell, by their statistic."""
+    values = defaultdict(list)
+    for noted in NOTED_ROWS:
+        row, column = split_line(f"|{noted['row']}|{noted['column']}|")
+        if (noted["section"], row, column) == (cell.section, cell.row, cell.column):
+            values[noted["statistic"]].append(noted["value"])
+    return values
+
+
+def format_noted(values):
+    """Returns the texts that a cell may have: the median of one statistic, or a range."""
+    texts = set()
+    for of_statistic in values.values():
+        is_single = len(of_statistic) == 1
+        texts.add(of_statistic[0] if is_single else f"{median(map(float, of_statistic)):.2f}")
+    ordered = sorted(chain.from_iterable(values.values()), key=lambda value: float(value.rstrip("%")))
+    if len(ordered) > 1:
+        texts.add(f"{ordered[0]} to {ordered[-1]}")
+    if {"median", "least", "largest"} <= values.keys():
+        (middle,), (least,), (largest,) = values["median"], values["least"], values["largest"]
+        texts.add(f"{middle} ({least}-{largest})")
+    return texts
+
+
+def test_each_number_that_was_noted_has_a_place_of_its_own():
+    places = [tuple(row[name] for name in ("section", "row", "column", "statistic", "run")) for row in NOTED_ROWS]
+    assert len(places) == len(set(places)) == 514
+
+
+def test_every_number_in_a_table_was_noted_for_its_cell_or_is_of_another_file():
+    cells = [cell for cell in read_cells(PAGE) + read_cells(TRIALS) if cell.section not in WITHOUT_MEASUREMENTS]
+    assert {cell.section for cell in cells} > FROM_OTHER_FILES
+    sections_with_numbers = set()
+    for cell in cells:
+        texts = format_noted(find_noted(cell))
+        if cell.section in FROM_OTHER_FILES:
+            assert not texts, cell
+        elif texts or (re.fullmatch(rf"{NUMBER}( .*)?", cell.text) and cell.column not in WITHOUT_NUMBERS):
+            assert cell.text in texts, cell
+            sections_with_numbers.add(cell.section)
+    assert sections_with_numbers == {cell.section for cell in cells} - FROM_OTHER_FILES
+
+
+def find_spread(numbers, digits=1):
+    return f"{min(numbers):.{digits}f} to {max(numbers):.{digits}f}"
+
+
+def test_the_first_lines_of_the_page_are_what_its_tables_say():
+    cells = read_cells(PAGE)
+    ratios = defaultdict(list)
+    for cell in cells:
+        if cell.column == "ratio":
+            numbers = re.findall(NUMBER, cell.text)
+            ratios[cell.section].extend(map(float, numbers))
+    on_two_cores = ratios["Two cores of an Intel Xeon"] + ratios["Two cores of an AMD EPYC"]
+    of_w4 = max(ratios["A small network on both cores"])
+    on_a_gpu = ratios["An NVIDIA H200"]
+    of_others = []
+    for cell in cells:
+        if cell.section == "Other toolkits" and cell.text and "test" not in cell.row:
+            of_others.append(float(cell.text))
+    first_lines = " ".join(PAGE.partition("## What is measured")[0].split())
+    assert f"takes {find_spread(on_two_cores)} times as long as fedcli for `w1` and `w2`." in first_lines
+    assert f"For `w4` it takes {of_w4:.1f} times as long, where fedcli has two processes" in first_lines
+    assert f"take {find_spread(of_others)} times as long as fedcli there, without the test" in first_lines
+    assert f"takes {min(on_a_gpu):.1f} to {max(on_a_gpu):.0f} times as long for `w1`, `w2` and `w3`" in first_lines
 
 
 @pytest.mark.parametrize("name", ["w1", "w2"])
@@ -131,7 +141,6 @@ def test_rounds_on_a_cpu_are_on_the_page_and_their_median_ratio_in_the_readme(na
     assert f"{ratio:.2f} (`{name}`)" in README
 
     for run, row in enumerate(rows, start=1):
-        test_seconds = f"{float(row['evaluation_seconds']):.2f}"
         cells = [
             name,
             str(run),
@@ -139,11 +148,9 @@ def test_rounds_on_a_cpu_are_on_the_page_and_their_median_ratio_in_the_readme(na
             f"{float(row['plain_seconds_per_round']):.2f}",
             f"{float(row['ratio']):.2f}",
             f"{float(row['bound_share']):.0%}",
-            test_seconds,
+            f"{float(row['evaluation_seconds']):.2f}",
         ]
         assert f"| {' | '.join(cells)} |" in PAGE
-        bound_of_test = f"{float(row['evaluation_bound_seconds']):.2f}"
-        assert f"| {name} | {run} | {test_seconds} | {bound_of_test} |" in TRIALS
 
 
 def test_clients_and_batch_sizes_on_the_page_are_those_of_the_csv_file():
@@ -180,31 +187,22 @@ def test_rounds_on_a_gpu_are_on_the_page_and_their_ratio_in_the_readme(row):
     assert f"| {' | '.join(cells)} |" in PAGE
 
 
-def test_what_is_said_of_fedfa_and_fedsa_on_a_gpu_was_noted():
-    value_of = {row["what"]: row["value"] for row in NOTED_ROWS if row["section"] == "Methods on an H200"}
-    fastest = value_of["a round of FedFA on Fashion-MNIST with shares of 0.5, the fastest operations"]
-    on_one_core = value_of["the same round on one core"]
-    to_round_12 = value_of["FedFA's curve beside the CPU's, the most in rounds 1 to 12"]
-    to_round_15 = value_of["FedFA's curve beside the CPU's, the most in rounds 1 to 15"]
-    of_fedsa = value_of["a round of FedSA with 10 of 100 clients of CIFAR-10's size"]
-    by_mps = value_of["ten runs of FedFA at once by MPS, two classes a client, deterministic convolutions"]
-    assert f"| FedFA | Fashion-MNIST, `dirichlet:0.5` | {fastest} | {on_one_core} |" in PAGE
-    assert f"| FedSA | of CIFAR-10's size, 10 of 100 clients | {of_fedsa} | not timed |" in PAGE
-    sentences = (
-        f"The learning curve of that run of FedFA was within {to_round_12} points of the CPU's in the first 12 rounds. "
-        f"In the first 15 rounds it was within {to_round_15} points. Its record was not kept. Ten runs of FedFA at "
-        f"once, with two classes a client, came to {by_mps} rounds a second, by NVIDIA's MPS and with deterministic "
-        "convolutions."
-    )
-    assert sentences in " ".join(PAGE.split())
-
-
-def test_the_pages_say_how_much_longer_the_same_bits_each_time_take():
-    rows = [row for row in NOTED_ROWS if row["section"] == "What deterministic operations cost"]
+def test_the_pages_say_how_much_longer_deterministic_operations_take():
+    rows = [row for row in NOTED_ROWS if row["section"] == "Deterministic operations"]
 
     def seconds_of_round(operations):
-        return fmean(float(row["value"]) for row in rows if row["what"] == operations)
+        return fmean(float(row["value"]) for row in rows if row["row"] == operations)
 
-    ratio = seconds_of_round("all deterministic") / seconds_of_round("the fastest")
+    ratio = seconds_of_round("all deterministic") / seconds_of_round("non-deterministic")
     assert f"with which `w1` takes {ratio:.1f} times as long." in README
     assert f"with them `w1` takes {ratio:.1f} times as long in the engine" in PAGE
+
+
+def test_the_page_says_how_long_a_step_in_bf16_takes():
+    def milliseconds_of_step(precision):
+        (milliseconds,) = find_noted(Cell("Casting to bf16", "whole step", precision, text=""))["least"]
+        return milliseconds
+
+    in_bf16 = milliseconds_of_step("bf16, autocast")
+    in_float32 = milliseconds_of_step("float32")
+    assert f"takes {in_bf16} instead of {in_float32} milliseconds" in " ".join(PAGE.split())
