@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedcli.arguments import (
     as_list,
-    check_jobs,
     grid_texts,
     methods_text,
+    plain_jobs,
     plain_method_options,
     plain_seeds,
     plain_values,
@@ -90,7 +90,7 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
             seeds=plain_seeds(seeds),
             continue_=continue_,
         )
-        check_jobs(jobs)
+        jobs = plain_jobs(jobs)
         if exist_ok and continue_:
             raise UserError(
                 "--exist-ok renames the runs that are there, and --continue goes on with them (got both); leave one of "
@@ -229,7 +229,7 @@ def tune(
     from fedcli.returned import Tuned
 
     with in_keywords():
-        check_jobs(jobs)
+        jobs = plain_jobs(jobs)
         options = plain_values(options)
         method_options = plain_method_options({} if set is None else set)
         plan = tuning.plan_trials(

@@ -16,10 +16,12 @@ def as_list(value: Any) -> list[Any]:
     return [value]
 
 
-def check_jobs(jobs: Any) -> None:
-    """Refuses a number of parallel runs that is none."""
-    if type(jobs) is not int or jobs < 1:
-        raise UserError(f"--jobs must be a whole number from 1 on (got {jobs!r}); leave it out for one run at a time.")
+def plain_jobs(jobs: Any) -> int:
+    """Returns a number of parallel runs as Python's own; refuses what is none."""
+    plain = _plain_entry(jobs)
+    if type(plain) is not int or plain < 1:
+        raise UserError(f"--jobs must be a whole number from 1 on (got {plain!r}); leave it out for one run at a time.")
+    return plain
 
 
 def methods_text(methods: Any) -> str:
@@ -57,6 +59,10 @@ def plain_seeds(seeds: Any) -> list[Any] | None:
     if seeds is None:
         return None
     plain = _plain(seeds)
+    if isinstance(plain, str | bytes):
+        raise UserError(
+            f"--seeds must be numbers and no text (got {plain!r}); write seeds=[0, 1, 2] or seeds=range(3)."
+        )
     if not isinstance(plain, Iterable):
         raise UserError(f"--seeds must be several (got {plain!r}); write seed={plain!r}, or seeds=range({plain!r}).")
     return list(plain)

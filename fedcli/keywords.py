@@ -25,8 +25,9 @@ from fedcli.errors import UserError
 
 COMMAND = re.compile(r"('fedcli [^']*')")
 _FILE = r"(?:'[^']*\.py[^']*'|[^\s';]*\.py(?:[^\s';]*\w)?)"  # as `shlex.quote` writes it, also among other values
-FLAGS_WITH_FILES = re.compile(rf"--(?P<name>[a-z][a-z0-9-]*) {_FILE}(?: --(?P=name) {_FILE})*")
-FLAG = re.compile(r"(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)")
+_BEGIN = r"(?<![\w/-])--"  # of a flag, and not of a folder in a path
+FLAGS_WITH_FILES = re.compile(rf"{_BEGIN}(?P<name>[a-z][a-z0-9-]*) {_FILE}(?: --(?P=name) {_FILE})*")
+FLAG = re.compile(rf"{_BEGIN}(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)(?![a-z0-9/-])")
 REMEDIES = {"go on with --continue": "go on with continue_=True, rename the old one by exist_ok=True"}
 
 

@@ -19,6 +19,7 @@ import torch
 import fedcli
 from fedcli.declarations import flag_of
 from fedcli.errors import NonFiniteLoss, UserError
+from fedcli.keywords import keywords_for_flags
 from fedcli.results import jobs
 from fedcli.results.grids import plan_grid
 from fedcli.results.tune import plan_trials
@@ -217,6 +218,9 @@ def test_options_of_single_methods_that_no_run_would_have_are_refused(call, meth
             "seeds must be several (got 3); write seed=3, or seeds=range(3).",
             id="NumPy number as seeds",
         ),
+        pytest.param({"seeds": "0-2"}, "seeds must be numbers and no text (got '0-2')", id="text as seeds"),
+        pytest.param({"seeds": np.str_("3")}, "seeds must be numbers and no text (got '3')", id="NumPy's text"),
+        pytest.param({"seeds": b"02"}, "seeds must be numbers and no text (got b'02')", id="bytes as seeds"),
         pytest.param(
             {"seeds": np.array([0.0, 1.0])},
             "seeds must be distinct whole numbers from 0 (got '0.0,1.0')",
@@ -294,11 +298,11 @@ def test_numbers_of_numpy_and_pytorch_are_those_of_python(tmp_path):
     assert_recorded(fedcli.run("fedavg", set={"fedavg": options}, out=tmp_path / "one", **TWO_ROUNDS))
     (run,) = fedcli.run("fedavg", seeds=np.arange(1), out=tmp_path / "seeds", **TWO_ROUNDS, **options)
     assert_recorded(run)
-    runs = fedcli.run("fedavg", lr=torch.tensor([0.25, 0.5]), out=tmp_path / "two", **TWO_ROUNDS)
+    runs = fedcli.run("fedavg", lr=torch.tensor([0.25, 0.5]), jobs=np.int64(1), out=tmp_path / "two", **TWO_ROUNDS)
     assert [run.record["config"]["lr"] for run in runs] == [0.25, 0.5]
     grid = {"lr": np.float64(0.25), "momentum": np.array([0.5, 0.75])}
     with pytest.warns(UserWarning, match="at the edge of its grid"):  # as either momentum is
-        tuned = fedcli.tune("fedavg", grid=grid, out=tmp_path / "tuned", **TWO_ROUNDS)
+        tuned = fedcli.tune("fedavg", grid=grid, jobs=torch.tensor(1), out=tmp_path / "tuned", **TWO_ROUNDS)
     tried = [repr(options) for options in tuned.trials["options"]]
     assert sorted(tried) == ["{'lr': 0.25, 'momentum': 0.5}", "{'lr': 0.25, 'momentum': 0.75}"]
 
@@ -456,6 +460,11 @@ def test_a_refusal_names_keyword_arguments(call, words, tmp_path):
     with raises_user_error(words) as caught:
         call(tmp_path / "new")
     assert "--" not in str(caught.value).replace("fedcli run fedavg --help", "")
+
+
+@pytest.mark.parametrize("path", ["/a/--lr/b.py", "/a/--no-lr/b.csv", "--lr/b.csv", "/a/the --lr/b.csv", "a/--lr"])
+def test_a_refusal_leaves_a_path_as_it_is(path):
+    assert keywords_for_flags(f"'{path}' is no file; see --num-clients.") == f"'{path}' is no file; see num_clients."
 
 
 def test_a_switch_that_must_be_off_is_named_with_its_value(tmp_path):
