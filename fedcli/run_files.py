@@ -1,6 +1,7 @@
 """The names of the files in a run's folder, and the refusal of an output in the place of one of them."""
 
 import os
+import re
 from pathlib import Path
 
 from fedcli.errors import UserError
@@ -11,7 +12,8 @@ CHECKPOINT = "checkpoint.safetensors"  # from which a run goes on
 PREVIOUS = "checkpoint-before.safetensors"
 SELECTED = "selected.safetensors"  # the models of the best round
 RESTORE_CHECKPOINT = f"restore it, or delete {CHECKPOINT} to go on from {PREVIOUS}"  # what to do where it is damaged
-STATES = "states"  # folder of what clients keep; of the workers beside the first, states-1, states-2, ...
+STATES = "states"  # folder of what clients keep
+STATES_FOLDER_OF_WORKER = re.compile(rf"{STATES}-[1-9]\d*")  # the same, of a worker beside the first
 FEATURES_FILE = "features.npz"
 CLIENT_FEATURES_FILE = "clients.npz"
 CURVE_CHART = "curve.png"
@@ -30,7 +32,8 @@ def refuse_file_of_a_run(path: Path) -> None:
         UserError: Names the run.
     """
     file = Path(os.path.realpath(path))
-    is_state = file.parent.name.startswith(STATES)
+    parent = file.parent.name
+    is_state = parent == STATES or STATES_FOLDER_OF_WORKER.fullmatch(parent) is not None
     folder = file.parent.parent if is_state else file.parent
     has_name_of_run = is_state or file.name in FILES_OF_A_RUN
     is_of_run = has_name_of_run and (folder / RECORD).is_file()

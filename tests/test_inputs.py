@@ -102,6 +102,7 @@ def test_quiet_prints_the_error_of_a_run_of_several(folder):
         "export run --format safetensors --out run/selected", "export run --format safetensors --out run/checkpoint",
         "plot run --out run/curve.png", "table run --out link", "table copy.json --out copy.json",
         "run fedavg --rounds 1 --log-file run/record.json --out new", "table run --out run/states/000001-0.safetensors",
+        "table run --out run/states-12/000001-0.safetensors",
     ],
 )  # fmt: skip
 def test_an_output_never_replaces_a_file_of_a_run(command, finished, folder):
@@ -112,6 +113,15 @@ def test_an_output_never_replaces_a_file_of_a_run(command, finished, folder):
     assert "is a file of the run" in error_of(*command.split())
     assert file_contents(Path("run")) == before
     read_record(Path("copy.json"))
+
+
+@pytest.mark.parametrize("name", ["states_by_client", "statesman", "states-0", "states-a"])
+def test_an_output_may_lie_in_a_folder_called_nearly_as_that_of_the_states(name, finished, folder):
+    shutil.copytree(finished, "run")
+    out = Path("run", name, "rounds.csv")
+    out.parent.mkdir()
+    run_command("table", "run", "--out", out)
+    assert out.stat().st_size > 0
 
 
 @pytest.mark.parametrize(("out", "words"), [("loop.png", "loop.png"), ("run/partition.png", "is a file of the run")])

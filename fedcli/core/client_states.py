@@ -24,7 +24,6 @@ from fedcli.errors import NonFiniteLoss, UserError
 from fedcli.files import refuse_lost, remove
 from fedcli.run_files import RESTORE_CHECKPOINT, STATES
 
-STATES_FOLDER_OF_WORKER = re.compile(rf"{STATES}-[1-9]\d*")
 STATE_FILE = re.compile(rf"\d{{6,}}-\d+(-again)*{re.escape(SUFFIX)}")  # see `Version.write`
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # what a container may use of the machine's memory
 

@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedcli.core.client_states import STATE_FILE, STATES_FOLDER_OF_WORKER, write_versions
+from fedcli.core.client_states import STATE_FILE, write_versions
 from fedcli.core.federation import Federation
 from fedcli.core.tree_files import SUFFIX, load_tree, read_verified, save_tree
 from fedcli.errors import UserError
 from fedcli.files import refuse_lost, remove
-from fedcli.run_files import CHECKPOINT, PREVIOUS, SELECTED, STATES
+from fedcli.run_files import CHECKPOINT, PREVIOUS, SELECTED, STATES, STATES_FOLDER_OF_WORKER
 from fedcli.runs.identity import identity_of
 from fedcli.runs.lock import leftovers
 from fedcli.runs.method_calls import initial_state
