@@ -654,7 +654,7 @@ def test_a_folder_images_hides_only_what_lies_beside_it(inner, tmp_path):
     assert len(dataset.y_train) + len(dataset.y_test) == 20
 
 
-@pytest.mark.parametrize("inner", ["images", "Images", "IMAGES"])
+@pytest.mark.parametrize("inner", ["images", "Images", "IMAGES", "images/Images", "images/images/images"])
 def test_a_folder_images_within_a_class_is_no_class(inner, tmp_path):
     pictures = {}
     for number, name in enumerate(["ant", "bee"]):

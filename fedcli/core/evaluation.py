@@ -221,8 +221,8 @@ def tally_classes(
         weights: What each prediction counts, `[n]` of each model; 1 if None.
 
     Returns:
-        Counts, added up over the models, so that `right` over `actual`, each summed over the classes, is the accuracy
-        of the headline.
+        Counts, added up over the models. `right` over `actual`, each summed over the classes, is the accuracy of the
+        headline unless more than one class counts as right there.
     """
     right = np.zeros(num_classes, int if weights is None else float)
     predicted = np.zeros_like(right)

@@ -98,8 +98,8 @@ def _without_those_beside_images(names: list[str], notes: list[str]) -> list[str
 
 
 def _without_images_folder(name: str) -> str:
-    """Returns the path of an image without the folder `images`, in any case, that it may lie in."""
-    return re.sub("(^|/)(?i:images)/", r"\1", name)
+    """Returns the path of an image without the folders `images`, in any case, that it may lie in."""
+    return re.sub("(?<![^/])(?i:images)/", "", name)
 
 
 def _read_path(name: str) -> _Picture:
