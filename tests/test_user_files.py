@@ -665,10 +665,29 @@ def test_a_partition_gets_labels_a_generator_and_groups():
     assert partition.fingerprint(drawn) == partition.fingerprint(drawn_again)
 
 
-def test_arguments_of_a_partition_in_another_order_are_refused():
-    write_function("labels, rng, num_clients", "[]")
-    with raises_user_error("'f' in", "has its argument rng at another place (got labels, rng, num_clients)"):
+@pytest.mark.parametrize(
+    ("arguments", "misplaced"),
+    [
+        ("labels, rng, num_clients", "rng"),
+        ("labels, num_clients, groups", "groups"),
+        ("labels, groups, num_clients, rng", "groups"),
+        ("labels, k, groups, generator", "groups"),
+    ],
+)
+def test_arguments_of_a_partition_in_another_order_are_refused(arguments, misplaced):
+    write_function(arguments, "[]")
+    with raises_user_error("'f' in", f"has its argument {misplaced} at another place (got {arguments})"):
         partition.from_flag("./own.py:f")
+
+
+@pytest.mark.parametrize(
+    "arguments", ["labels, num_clients, rng, least=1, groups=None", "*given, groups", "labels, *given, groups=None"]
+)
+def test_groups_of_a_partition_may_stand_anywhere_else(arguments):
+    write_function(arguments, "[np.flatnonzero(groups == k) for k in range(2)]")
+    own_partition = partition.from_flag("./own.py:f")
+    parts = own_partition(np.arange(10) % 3, 2, 7, domain=np.repeat([0, 1], 5))
+    assert [len(part) for part in parts] == [5, 5]
 
 
 def test_what_is_changed_or_left_out_of_a_data_set_is_said():

@@ -225,7 +225,7 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     """
     if names_user_file(flag):
         function = find_user_function(flag, "partition")
-        function.refuse_other_order("labels", "num_clients", "rng")
+        function.refuse_other_order("labels", "num_clients", "rng", by_keyword=["groups"])
         return Partition(flag, _OF_USER, {"function": function})
     around, plus, skew = flag.partition("+")
     if around == "domains":

@@ -3,10 +3,10 @@
 import builtins
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
@@ -37,20 +37,26 @@ class UserFunction:
         with unchanged([str(self.path)]), blame(self.path, line):
             return self.function(*args, **keywords)
 
-    def refuse_other_order(self, *names: str) -> None:
+    def refuse_other_order(self, *names: str, by_keyword: Sequence[str] = ()) -> None:
         """Refuses a function with arguments of these names in another order, as it is called by position.
 
+        Args:
+            names: The arguments that are given by position, in their order.
+            by_keyword: Those that may be given by name after them.
+
         Raises:
-            UserError: An argument of one of the names stands at another place.
+            UserError: An argument of one of the names stands at another place, or one that is given by name at theirs.
         """
         try:
-            parameters = list(signature(self.function).parameters)
+            parameters = signature(self.function).parameters
         except (TypeError, ValueError):  # some functions of C have none that Python can read
             return
-        for position, parameter in enumerate(parameters):
-            if parameter in names and names.index(parameter) != position:
+        for position, (name, parameter) in enumerate(parameters.items()):
+            is_at_another_place = name in names and names.index(name) != position
+            takes_a_place = position < len(names) and parameter.kind != Parameter.KEYWORD_ONLY
+            if is_at_another_place or (name in by_keyword and takes_a_place):
                 raise self.refuse(
-                    f"has its argument {parameter} at another place (got {', '.join(parameters)})",
+                    f"has its argument {name} at another place (got {', '.join(parameters)})",
                     f"begin with {', '.join(names)}, in this order",
                 )
 
