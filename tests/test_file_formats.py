@@ -520,6 +520,18 @@ BAD_FILES = {
         "mnist-m", with_line(LISTED, b"a.png tiger cat\n"), ("the line 'a.png tiger cat' of", "put a tab between")
     ),
     "no class": BadFiles("mnist-m", with_line(LISTED, b"a.png\n"), ("the line 'a.png' of", "put a tab between")),
+    "an empty class": BadFiles(
+        "mnist-m", with_line(LISTED, b"a.png\t\n"), ("the line 'a.png' of", "put a tab between")
+    ),
+    "an empty file name": BadFiles("mnist-m", with_line(LISTED, b"\t7\n"), ("the line '7' of", "put a tab between")),
+    "a class of two words, one a number": BadFiles(
+        "mnist-m", with_line(LISTED, b"a.png class 7\n"), ("the line 'a.png class 7' of", "put a tab between")
+    ),
+    "two lists": BadFiles(
+        "mnist-m",
+        LISTED | {"mnist_m_test/test_labels.txt": b"00000000.png 1\n"},
+        ("a second list of the classes in test",),
+    ),
     "an image missing": BadFiles("tiny-imagenet", without(TINY_IMAGENET, "val/images/7.JPEG"), ("7.JPEG",)),
     "an image not listed": BadFiles(
         "mnist-m", LISTED | {"mnist_m_test/9.png": encode_image(np.eye(9) > 0)}, ("do not fit", "9.png")
@@ -676,6 +688,13 @@ def test_lists_of_classes_may_be_of_windows_and_name_classes_of_several_words(en
     dataset = import_dataset("mine", write_files(tmp_path / "set", contents))
     assert dataset.class_names == ("ant", "tiger cat", "tiger shark")
     assert dataset.y_train.tolist() == dataset.y_test.tolist() == [0, 1, 2]
+
+
+def test_a_box_may_follow_the_class_of_a_file_behind_tabs_or_spaces(tmp_path):
+    with_tabs = import_dataset("mine", write_files(tmp_path / "tabs", TINY_IMAGENET))
+    name = "val/val_annotations.txt"
+    spaced = TINY_IMAGENET | {name: TINY_IMAGENET[name].replace(b"\t", b" ")}
+    assert_same_dataset(with_tabs, import_dataset("mine", write_files(tmp_path / "spaces", spaced)))
 
 
 def test_folders_may_hold_hidden_files_links_and_mixed_colours(tmp_path):

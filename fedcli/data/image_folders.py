@@ -153,26 +153,34 @@ def _read_class_lists(source: Source) -> dict[str, dict[str, str]]:
     """Of the splits that have a list of them, the class of each image by its file.
 
     Raises:
-        ValueError: A line or two leave it open what the class of a file is.
+        ValueError: Two lists of a split differ, or a line or two leave it open what the class of a file is.
     """
-    classes = {}
+    classes: dict[str, dict[str, str]] = {}
     for name in source.names:
         match = _CLASS_LIST.fullmatch(name)
         if match is not None:
             text = (source.folder / name).read_text(encoding="utf-8-sig", errors="replace")
-            classes[match[1].lower()] = _read_class_list(name, text)
+            listed = _read_class_list(name, text)
+            split = match[1].lower()
+            if classes.setdefault(split, listed) != listed:
+                raise ValueError(f"'{name}' is a second list of the classes in {split}: put images in folders of them")
     return classes
 
 
 def _read_class_list(name: str, text: str) -> dict[str, str]:
-    """Returns the class of each file in a list: two words of a line, or the first two columns where it has tabs."""
+    """Returns the class of each file in a list: two words of a line, or the first two columns where it has tabs.
+
+    In Tiny-ImageNet's lists a box of four numbers follows.
+    """
     classes: dict[str, str] = {}
     for line in filter(str.strip, text.split("\n")):
         has_tabs = "\t" in line
         words = [word.strip() for word in line.split("\t")] if has_tabs else line.split()
-        if len(words) < 2 or (len(words) > 2 and not has_tabs):
+        has_box = len(words) == 6 and all(word.isdecimal() for word in words[2:])
+        is_clear = len(words) == 2 or has_tabs or has_box
+        if not is_clear or not all(words[:2]):
             raise ValueError(f"the line '{line.strip()}' of '{name}' is no file and its class: put a tab between them")
-        file, label, *_ = words  # in Tiny-ImageNet's lists a box follows
+        file, label, *_ = words
         if classes.setdefault(file, label) != label:
             raise ValueError(f"'{name}' has two classes for '{file}'")
     return classes
