@@ -604,6 +604,16 @@ def test_arrays_of_no_meaning_are_said(tmp_path):
     np.savez(tmp_path / "a.npz", **arrays)
     _, notes = imports.import_path("mine", tmp_path / "a.npz")
     assert notes == ["left out: the arrays client_train"]
+    arrays |= {f"weight{number}": np.zeros(1) for number in range(20)}
+    np.savez(tmp_path / "a.npz", **arrays)
+    _, notes = imports.import_path("mine", tmp_path / "a.npz")
+    assert notes == ["left out: the arrays client_train, weight0, weight1, weight2, weight3 and 16 more"]
+    del arrays["y_test"]
+    np.savez(tmp_path / "a.npz", **arrays)
+    with raises_user_error(
+        "no array y_test (its arrays: y_train, x_train, x_test, client_train, Class_Names and 20 more)"
+    ):
+        imports.import_path("mine", tmp_path / "a.npz")
 
 
 def test_images_that_are_all_alike_are_refused(tmp_path, cache):

@@ -106,6 +106,9 @@ def test_missing_files_unknown_places_and_pickles_are_refused(tmp_path):
     np.savez(tmp_path / "other.npz", train_0=[0], test0=[1])
     with raises_user_error("unknown name 'test0'"):
         deal_parts(dataset, f"file:{tmp_path / 'other.npz'}", 1)
+    np.savez(tmp_path / "other.npz", train_0=[0], train_images=[1])
+    with raises_user_error("unknown name 'train_images'"):
+        deal_parts(dataset, f"file:{tmp_path / 'other.npz'}", 1)
     flag = write_split(tmp_path, [[0], [1]])
     with raises_user_error("needs a data set with places", "import this one anew"):
         from_flag(flag)(dataset.y_train, 2, 0)

@@ -70,6 +70,23 @@ def test_a_folder_of_pfllibs_gives_the_same_images_clients_and_test_parts(tmp_pa
     assert f"partition {flag}, seed 0, fingerprint " in text
 
 
+def test_a_file_of_the_cache_that_is_imported_again_tells_where_its_clients_are(tmp_path, cache):
+    write_pfllib_folder(tmp_path / "Set")
+    imports.import_path("mine", tmp_path / "Set")
+    file = cache / "mine.npz"
+    _, notes = imports.import_path("again", file)
+    assert notes == [
+        "left out: the lists of clients train_0, train_1, train_2, test_0, test_1 and 1 more, which '--partition "
+        "file:PATH' takes from an .npz"
+    ]
+    images_of_clients = []
+    for name in ("mine", "again"):
+        dataset = merge_splits(datasets.load(name))
+        parts = deal_parts(dataset, f"file:{file}", 3)
+        images_of_clients.append([pixels(dataset, part) for part in parts])
+    assert images_of_clients[0] == images_of_clients[1]
+
+
 def test_images_and_clients_of_a_folder_are_kept_by_one_step(tmp_path, cache, monkeypatch):
     """Whatever fills the disk at whatever moment, the clients are those of the images."""
     write_pfllib_folder(tmp_path / "Set")

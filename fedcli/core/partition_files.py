@@ -4,6 +4,7 @@ Positions count the training images from 0 in the order of the data set's origin
 """
 
 import json
+import re
 from collections.abc import Iterable
 from operator import index
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedcli.core.parts import Parts
 from fedcli.reading import reading
 
 SPLITS = ("train", "test")
+LIST_NAME = re.compile(r"(train|test)_\d+")  # of a client's array in an .npz
 CONTENT = (
     'lists in JSON, {"train": [[0, 3], [2]], "test": [[5], [4]]}, or train_0, train_1, ..., test_0, ... in an .npz'
 )
@@ -76,8 +78,9 @@ def read_lists(path: Path) -> Lists:
         with np.load(path, allow_pickle=False) as arrays:
             # Others are of the images, where the data set's own file has the lists too.
             unread = {name for name in arrays if name.lower().startswith(SPLITS)}
+            list_names = [name for name in arrays if LIST_NAME.fullmatch(name)]
             for split in SPLITS:
-                count = sum(name.startswith(f"{split}_") for name in arrays)
+                count = sum(name.startswith(f"{split}_") for name in list_names)
                 names = [f"{split}_{client}" for client in range(count)]
                 content[split] = [arrays[name] for name in names]
                 unread -= set(names)

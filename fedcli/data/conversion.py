@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 
-from fedcli.data.image_arrays import NAMES_OF, Columns, are_texts, canonical_order, first_of_each
+from fedcli.data.image_arrays import NAMES_OF, Columns, are_texts, canonical_order, first_of_each, some_of
 
 
 def convert(columns: Columns, notes: list[str]) -> Columns:
@@ -44,7 +44,7 @@ def convert(columns: Columns, notes: list[str]) -> Columns:
     trained = columns["y"][~columns["test"]]
     untrained = np.delete(columns["class_names"], np.unique(trained))
     if len(untrained):
-        notes.append(f"without training images: {', '.join(untrained[:5])}{_and_more(len(untrained) - 5)}")
+        notes.append(f"without training images: {some_of(untrained.tolist())}")
     return columns
 
 
@@ -125,9 +125,8 @@ def _numbered(column: str, columns: Columns, num_train: int, notes: list[str]) -
         names = used.astype(str)
         numbers = np.searchsorted(used, numbers)
         if len(used) <= greatest:
-            shown = f"{', '.join(names[:5])}{_and_more(len(used) - 5)}"
             noun = "classes" if column == "y" else "domains"
-            notes.append(f"{len(used)} {noun}, whose numbers are {shown}")
+            notes.append(f"{len(used)} {noun}, whose numbers are {some_of(names.tolist())}")
     is_repeated = len(np.unique(names)) < len(names)
     if is_repeated or not all(name.isprintable() for name in names):
         raise ValueError(f"{key} has a name twice, or one of several lines")
@@ -157,10 +156,6 @@ def _refuse_other_spelling(column: str, columns: Columns) -> None:
         other = only_tested.get(name.casefold())
         if other is not None:
             raise ValueError(f"training images are of '{name}' and test images of '{other}': spell both alike")
-
-
-def _and_more(count: int) -> str:
-    return f" and {count} more" if count > 0 else ""
 
 
 def _as_uint8(images: np.ndarray, notes: list[str]) -> np.ndarray:

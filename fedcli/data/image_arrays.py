@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedcli.core.partition_files import LIST_NAME
 from fedcli.reading import check_size, reading
 
 Columns = dict[str, np.ndarray]  # by name, of all images
@@ -61,7 +62,7 @@ def join_splits(arrays: Arrays, notes: list[str]) -> Columns:
         for split in splits:
             name = f"{column}_{split}".rstrip("_")
             if split not in by_split:
-                raise ValueError(f"it has no array {name} (its arrays: {', '.join(arrays) or 'none'})")
+                raise ValueError(f"it has no array {name} (its arrays: {some_of(list(arrays)) or 'none'})")
             num_images = len(by_column["x"][split])
             if len(by_split[split]) != num_images:
                 raise ValueError(f"{name} has {len(by_split[split])} entries for {num_images} images")
@@ -116,9 +117,20 @@ def _by_meaning(arrays: Arrays, notes: list[str]) -> _ArraysByMeaning:
             others.append(key)
     if len(names.get("domain_names", ())) and "domain" not in by_column:
         raise ValueError("it has domain_names, but no array domain_train, domain_test or domain")
-    if others:
-        notes.append(f"left out: the arrays {', '.join(others)}")
+    lists = [key for key in others if LIST_NAME.fullmatch(key)]
+    unknown = [key for key in others if key not in lists]
+    if lists:
+        use = "which '--partition file:PATH' takes from an .npz"
+        notes.append(f"left out: the lists of clients {some_of(lists)}, {use}")
+    if unknown:
+        notes.append(f"left out: the arrays {some_of(unknown)}")
     return _ArraysByMeaning(names, by_column)
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Returns the first five of some names for a message, and how many more there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{more}"
 
 
 def _add_once(arrays: Arrays, name: str, key: str, values: np.ndarray) -> None:
