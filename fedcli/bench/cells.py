@@ -11,7 +11,7 @@ MEANINGS = {  # of the titles of what is timed, where it is not plain
     "Engine": "seconds of a round by fedcli",
     "Plain loop": "seconds of a round by a plain PyTorch loop",
     "Ratio": "of the plain loop's seconds to the engine's, the median over pairs of rounds",
-    "Bound": "the least seconds at the machine's peak rates, and its share of the engine's",
+    "Bound": "an estimate: seconds at the rate of one large product or copy, and its share of the engine's",
     "Test": "seconds of the test after a round",
     "Whole run": "seconds of all rounds with their tests",
     "MiB": "the most memory until the first round has ended",

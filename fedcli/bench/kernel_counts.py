@@ -1,7 +1,7 @@
 """Kernels, bytes and floating-point operations of what PyTorch does, counted without a GPU.
 
-Each operation is a kernel, except views. Its bytes are those of the tensors that it reads and writes; of an index those
-of what it selects.
+Each operation is a kernel, except views. Its bytes are those of its results and of every tensor that it is given, which
+counts as read, also where it is only written, as by `copy_`; of an index they are those of what it selects.
 """
 
 import math

@@ -3,8 +3,8 @@
 A bound is the time that the arithmetic or the memory traffic takes, the larger of the two. Arithmetic: the FLOPs of the
 plain loop's round over those of a large matrix product in the same precision, done by each thread or process alone.
 Memory: the bytes of parameters, gradients and momentum, each read and written once in every step of every client, over
-those of a large copy. A bound above the measured time has failed, most likely because other programs took the cores
-meanwhile.
+those of a large copy. It is an estimate: a smaller product may run faster, and a cache may serve the memory traffic.
+An estimate above the measured time has failed.
 """
 
 import math

@@ -1,7 +1,8 @@
 """The speed of the engine and of a plain PyTorch loop, both measured in the same run.
 
-Both sides run under the same threads and precision; the engine, as in a run, by operations that give the same bits each
-time, the plain loop by PyTorch's default ones. After a round each to warm up (of the engine on CUDA as many as it takes
+Both sides run in the same precision and as many threads, but for a small network, which the engine trains in several
+processes and the plain loop in one thread. The engine takes deterministic operations, as in a run, and the plain loop
+PyTorch's default ones. After a round each to warm up (of the engine on CUDA as many as it takes
 until all steps are replays) they take turns, so that a noisy machine hits both. The ratio is the median over these
 pairs of plain seconds over engine seconds: above 1 the engine is faster.
 """
