@@ -11,7 +11,7 @@ MEANINGS = {  # of the titles of what is timed, where it is not plain
     "Engine": "seconds of a round by fedcli",
     "Plain loop": "seconds of a round by a plain PyTorch loop",
     "Ratio": "of the plain loop's seconds to the engine's, the median over pairs of rounds",
-    "Bound": "an estimate: seconds at the rate of one large product or copy, and its share of the engine's",
+    "Estimate": "seconds at the machine's rate for one large matrix product or copy, and its share of the engine's",
     "Test": "seconds of the test after a round",
     "Whole run": "seconds of all rounds with their tests",
     "MiB": "the most memory until the first round has ended",
@@ -24,18 +24,15 @@ def format_timing(timing: Timing) -> dict[str, str]:
     row = {
         "Workload": timing.workload,
         "Method": timing.method,
-        "Way": timing.way,
+        "Way": timing.mode,
         "Threads": str(timing.threads),
         "Engine": f"{format_number(timing.seconds_per_round)} ({format_number(least)}-{format_number(largest)})",
     }
     comparison = timing.comparison
     if comparison is not None:
-        share = f"{comparison.bound_share:.0%}"
-        if comparison.bound_share > 1:
-            share = "failed: above the engine's"
         row["Plain loop"] = format_number(comparison.plain_seconds_per_round)
         row["Ratio"] = f"{format_number(comparison.ratio)}x"
-        row["Bound"] = f"{format_number(comparison.bounds.bound_seconds)} ({share})"
+        row["Estimate"] = f"{format_number(comparison.estimate.seconds)} ({comparison.estimate_share:.0%})"
     row["Test"] = format_number(timing.evaluation_seconds)
     if timing.whole_seconds is not None:
         row["Whole run"] = format_number(timing.whole_seconds)
@@ -62,7 +59,7 @@ def format_count(step: StepCount) -> dict[str, str]:
     counts = step.counts
     row = {
         "Workload": step.workload,
-        "Way": step.way,
+        "Way": step.mode,
         "Kernels": str(counts.kernels.total()),
         "GB": f"{counts.bytes.total() / 1e9:.2f}",
         "GFLOP": f"{counts.flops.total() / 1e9:.1f}",

@@ -1,12 +1,13 @@
 """The file that `fedcli bench --csv` appends its results to, a row each."""
 
+import os
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedcli.errors import UserError
+from fedcli.errors import UserError, first_line
 from fedcli.files import write_atomically
 
 RENAMED_COLUMNS = {  # by the names that earlier versions wrote
@@ -22,12 +23,19 @@ RENAMED_COLUMNS = {  # by the names that earlier versions wrote
 
 
 def prepare_csv(path: Path) -> None:
-    """Makes the folder of a file to append to; refuses what is no file, or holds something else than results."""
+    """Makes the folder of a file to append to; refuses what `append_csv` could not append to."""
     if path.exists() and not path.is_file():
         raise UserError(f"'{path}' is not a file; choose a new file or one that --csv wrote.")
     if _has_content(path) and not path.read_bytes().startswith(b"workload,"):
         raise UserError(f"'{path}' does not hold results of this command; choose a new file or one that --csv wrote.")
+    if _has_content(path):
+        try:
+            _read(path)
+        except (pd.errors.ParserError, UnicodeDecodeError) as error:
+            raise UserError(f"'{path}' cannot be read ({first_line(error)}); choose a new file.") from error
     path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"'{path}' cannot be written; choose a file in a folder that you may write to.")
 
 
 def append_csv(path: Path, result: dict[str, Any]) -> None:
@@ -38,10 +46,14 @@ def append_csv(path: Path, result: dict[str, Any]) -> None:
     """
     content = pd.DataFrame([result]).to_csv(index=False)
     if _has_content(path):
-        earlier = pd.read_csv(path, dtype=str, keep_default_na=False).rename(columns=RENAMED_COLUMNS)
-        latest = pd.read_csv(StringIO(content), dtype=str, keep_default_na=False)
+        earlier = _read(path).rename(columns=RENAMED_COLUMNS)
+        latest = _read(StringIO(content))
         content = pd.concat([earlier, latest]).to_csv(index=False)
     write_atomically(path, lambda temporary: temporary.write_text(content, encoding="utf-8"))
+
+
+def _read(source: Path | StringIO) -> pd.DataFrame:
+    return pd.read_csv(source, dtype=str, keep_default_na=False)
 
 
 def _has_content(path: Path) -> bool:

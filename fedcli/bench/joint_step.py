@@ -45,14 +45,14 @@ class StepCount:
 
     Attributes:
         workload: The name of the workload.
-        way: The way in which its clients are trained, and how many together.
+        mode: The way in which its clients are trained, and how many together.
         precision: The precision, as `--precision` has it.
         counts: The counts, by operation.
         modelled_seconds: The time on an H100 by a model; None in a precision whose rates the model does not have.
     """
 
     workload: str
-    way: str
+    mode: str
     precision: str
     counts: KernelCounts
     modelled_seconds: float | None
@@ -61,7 +61,7 @@ class StepCount:
         """Returns the step as `--json` prints it."""
         written = {
             "workload": self.workload,
-            "way": self.way,
+            "way": self.mode,
             "precision": self.precision,
             "kernels": self.counts.kernels.total(),
             "gigabytes": self.counts.bytes.total() / 1e9,
@@ -111,7 +111,7 @@ def count_step(workload: Workload, way: str, precision: str) -> StepCount:
         modelled_seconds = H100.compute_seconds(counts.operations)
     return StepCount(
         workload=workload.name,
-        way=f"{way} x {size}",
+        mode=f"{way} x {size}",
         precision=precision,
         counts=counts,
         modelled_seconds=modelled_seconds,

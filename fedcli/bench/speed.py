@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from fedcli.bench.clock import measure_seconds
-from fedcli.bench.engine_side import EngineSide, RoundSeconds, warmed_up_engine
-from fedcli.bench.lower_bounds import LowerBounds, measure_lower_bounds
+from fedcli.bench.engine_rounds import EngineRounds, RoundSeconds, warmed_up_rounds
+from fedcli.bench.estimate import Estimate, estimate_round
 from fedcli.bench.plain_loop import PlainRounds
 from fedcli.bench.timings import Comparison, Spread, Timing
 from fedcli.bench.workloads import has_random_images, with_images_at_hand
@@ -32,6 +32,8 @@ from fedcli.runs.resolve import Setup
 def check_repeats(name: str, setup: Setup, repeats: int) -> None:
     """Refuses to time more rounds of a run than it has after one that warms up."""
     most = setup.config.rounds - 1
+    if most == 0:
+        raise UserError(f"the run of {name} has one round, which warms up, so that none is left to time; name another.")
     if repeats > most:
         raise UserError(
             f"--repeats {repeats} is too many for {name}: its run has {setup.config.rounds} rounds, one of which warms "
@@ -58,21 +60,21 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
     """
     timed_rounds = _find_last_rounds(setup, repeats)
     warm_up_round = timed_rounds.start - 1
-    rounds = []
+    seconds_of_rounds = []
     plain_seconds = []
-    with warmed_up_engine(with_images_at_hand(setup), warm_up_round) as engine:
-        fed = engine.fed
-        plain = PlainRounds(fed, engine.dataset)
+    with warmed_up_rounds(with_images_at_hand(setup), warm_up_round) as ours:
+        fed = ours.fed
+        plain = PlainRounds(fed, ours.dataset)
         plain.run_round(fed.cohort(warm_up_round).client_ids)
         for repeat, number in enumerate(timed_rounds, start=1):
             progress(f"{name}: round {repeat} of {repeats}")
-            rounds.append(engine.run_round(number))
+            seconds_of_rounds.append(ours.run_round(number))
             plain_round = partial(plain.run_round, fed.cohort(number).client_ids)
             plain_seconds.append(measure_seconds(plain_round, setup.device))
         progress(f"{name}: peak rates")
-        bounds = measure_lower_bounds(fed, plain.count_flops_per_example())
-        timing = _summarize(name, engine, timed_rounds, rounds)
-    return replace(timing, comparison=_compare(rounds, plain_seconds, bounds))
+        estimate = estimate_round(fed, plain.count_flops_per_example())
+        timing = _summarize(name, ours, timed_rounds, seconds_of_rounds)
+    return replace(timing, comparison=_compare(seconds_of_rounds, plain_seconds, estimate))
 
 
 @flushed_denormals()
@@ -88,43 +90,50 @@ def time_method(name: str, setup: Setup, repeats: int, progress: Callable[[str],
         progress: A function that is told what is being done.
     """
     timed_rounds = _find_last_rounds(setup, repeats)
-    rounds = []
-    with warmed_up_engine(with_images_at_hand(setup), timed_rounds.start - 1) as engine:
+    seconds_of_rounds = []
+    with warmed_up_rounds(with_images_at_hand(setup), timed_rounds.start - 1) as ours:
         for repeat, number in enumerate(timed_rounds, start=1):
             progress(f"{name}: round {repeat} of {repeats}")
-            rounds.append(engine.run_round(number))
-        timing = _summarize(name, engine, timed_rounds, rounds)
-    seconds_with_test = median(seconds.with_test for seconds in rounds)
-    return replace(timing, whole_seconds=setup.config.rounds * seconds_with_test)
+            seconds_of_rounds.append(ours.run_round(number))
+        timing = _summarize(name, ours, timed_rounds, seconds_of_rounds)
+        num_tests = sum(ours.fed.is_tested(number) for number in range(setup.config.rounds))
+    whole_seconds = setup.config.rounds * timing.seconds_per_round + num_tests * timing.evaluation_seconds
+    return replace(timing, whole_seconds=whole_seconds)
 
 
 def _find_last_rounds(setup: Setup, repeats: int) -> range:
     return range(setup.config.rounds - repeats, setup.config.rounds)
 
 
-def _summarize(name: str, engine: EngineSide, timed_rounds: range, rounds: Sequence[RoundSeconds]) -> Timing:
+def _summarize(name: str, ours: EngineRounds, timed_rounds: range, seconds_of_rounds: Sequence[RoundSeconds]) -> Timing:
     """Returns what the engine took for the rounds that were timed, and under what conditions."""
-    setup = engine.setup
+    setup = ours.setup
     hardware = environment(setup.device)["hardware"]
-    seconds = [round_seconds.without_test for round_seconds in rounds]
+    seconds = [round_seconds.without_test for round_seconds in seconds_of_rounds]
     seconds_per_round = median(seconds)
-    around_training = median(round_seconds.around_training for round_seconds in rounds)
-    examples = sum(_count_examples(engine.fed, number) for number in timed_rounds)
+    around_training = median(round_seconds.around_training for round_seconds in seconds_of_rounds)
+    examples = sum(_count_examples(ours.fed, number) for number in timed_rounds)
+    # The last round of a run is tested and always among those that are timed.
+    seconds_of_tests = [
+        round_seconds.evaluate
+        for number, round_seconds in zip(timed_rounds, seconds_of_rounds, strict=True)
+        if ours.fed.is_tested(number)
+    ]
     return Timing(
         workload=name,
         method=setup.method.name,
         config=setup.config,
         images="random" if has_random_images(setup) else "real",
-        repeats=len(rounds),
+        repeats=len(timed_rounds),
         device=str(setup.device),
         hardware=hardware["name"],
         threads=hardware["threads"],
-        way=engine.fed.engine.mode,
+        mode=ours.fed.engine.mode,
         seconds_per_round=seconds_per_round,
         seconds_spread=_find_spread(seconds),
-        examples_per_second=examples / len(rounds) / seconds_per_round,
-        peak_bytes=engine.peak_bytes,
-        evaluation_seconds=median(round_seconds.evaluate for round_seconds in rounds),
+        examples_per_second=examples / len(timed_rounds) / seconds_per_round,
+        peak_bytes=ours.peak_bytes,
+        evaluation_seconds=median(seconds_of_tests),
         around_training_share=around_training / seconds_per_round,
     )
 
@@ -139,16 +148,18 @@ def _count_examples(fed: Federation, number: int) -> int:
     return fed.local_epochs * int(np.minimum(sizes, np.multiply(batches, fed.batch_size)).sum())
 
 
-def _compare(rounds: Sequence[RoundSeconds], plain_seconds: Sequence[float], bounds: LowerBounds) -> Comparison:
-    """Compares the plain loop and the lower bounds of a round with the engine."""
-    seconds = [round_seconds.without_test for round_seconds in rounds]
+def _compare(
+    seconds_of_rounds: Sequence[RoundSeconds], plain_seconds: Sequence[float], estimate: Estimate
+) -> Comparison:
+    """Compares the plain loop and the estimate of a round with the engine."""
+    seconds = [round_seconds.without_test for round_seconds in seconds_of_rounds]
     ratios = [plain / engine for plain, engine in zip(plain_seconds, seconds, strict=True)]
     return Comparison(
         plain_seconds_per_round=median(plain_seconds),
         plain_spread=_find_spread(plain_seconds),
         ratio=median(ratios),
-        bounds=bounds,
-        bound_share=bounds.bound_seconds / median(seconds),
+        estimate=estimate,
+        estimate_share=estimate.seconds / median(seconds),
     )
 
 

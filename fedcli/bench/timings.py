@@ -1,11 +1,11 @@
-"""What was timed: the engine's rounds and, beside them, those of the plain loop and the lower bounds."""
+"""What was timed: the engine's rounds and, beside them, those of the plain loop and an estimate."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from fedcli.bench.lower_bounds import LowerBounds
+from fedcli.bench.estimate import Estimate
 from fedcli.runs.options import ResolvedConfig
 
 
@@ -18,32 +18,32 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What the plain loop took, and how it and the lower bounds compare with the engine.
+    """What the plain loop took, and how it and the estimate compare with the engine.
 
     Attributes:
         plain_seconds_per_round: The median of the plain loop's seconds.
         plain_spread: Their least and largest.
         ratio: How many times as long a round of the plain loop takes as one of the engine; the median over pairs.
-        bounds: The lower bounds of a round.
-        bound_share: The larger bound over what a round of the engine took; above 1 the bound has failed.
+        estimate: How long a round takes at the machine's peak rates.
+        estimate_share: The estimate over what a round of the engine took.
     """
 
     plain_seconds_per_round: float
     plain_spread: Spread
     ratio: float
-    bounds: LowerBounds
-    bound_share: float
+    estimate: Estimate
+    estimate_share: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the comparison as files have it."""
+        """Returns the comparison as files have it, which call the estimate a bound."""
         return {
             "plain_seconds_per_round": self.plain_seconds_per_round,
             "plain_spread": list(self.plain_spread),
             "ratio": self.ratio,
-            "bound_seconds": self.bounds.bound_seconds,
-            "bound_share": self.bound_share,
-            "arithmetic_bound_seconds": self.bounds.arithmetic_seconds,
-            "memory_bound_seconds": self.bounds.memory_seconds,
+            "bound_seconds": self.estimate.seconds,
+            "bound_share": self.estimate_share,
+            "arithmetic_bound_seconds": self.estimate.arithmetic_seconds,
+            "memory_bound_seconds": self.estimate.memory_seconds,
         }
 
 
@@ -60,7 +60,7 @@ class Timing:
         device: The device, as `--device` has it.
         hardware: The name of the processor.
         threads: The number of threads of the process during the run.
-        way: The way in which clients were trained together, in words.
+        mode: The way in which clients were trained together, in words.
         seconds_per_round: The median, without the test after the round.
         seconds_spread: The least and the largest of the seconds of which that is the median.
         examples_per_second: The number of examples that clients train on in a second of a round.
@@ -69,7 +69,8 @@ class Timing:
             data, and without forked processes (the largest so far where the system cannot reset it).
         evaluation_seconds: The median of a test of every model that a round has changed.
         around_training_share: The part of a round before and after local training, as the mean of the models.
-        whole_seconds: The time of all rounds and their tests; None for a workload, which has no end.
+        whole_seconds: The time of all rounds and of the tests that follow some; None for a workload, which has no
+            end.
         comparison: The comparison with the plain loop; None for a method under its own protocol, which the plain loop
             does not train.
     """
@@ -82,7 +83,7 @@ class Timing:
     device: str
     hardware: str
     threads: int
-    way: str
+    mode: str
     seconds_per_round: float
     seconds_spread: Spread
     examples_per_second: float
@@ -96,7 +97,7 @@ class Timing:
         """Returns the timing as `--json` and `--csv` write it; what was not measured is left out."""
         written: dict[str, Any] = {
             "workload": self.workload,
-            "way": self.way,
+            "way": self.mode,
             "device": self.device,
             "method": self.method,
             "seconds_per_round": self.seconds_per_round,

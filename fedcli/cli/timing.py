@@ -1,6 +1,6 @@
 """The command `bench`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from json import dumps
 from pathlib import Path
@@ -15,9 +15,11 @@ from fedcli.cli.printing import print_table
 from fedcli.errors import UserError, unknown
 from fedcli.userfiles import names_user_file
 
-if TYPE_CHECKING:  # it imports PyTorch, which help does not need
+if TYPE_CHECKING:  # they import PyTorch, which help does not need
     from fedcli.bench.timings import Timing
+    from fedcli.runs.resolve import Setup
 
+METHOD_DATASET = "cifar10"  # of methods under their own protocols
 READ_BY_COUNT = ("workloads", "precision", "json", "count")  # parameters of `bench`; a count knows no others
 
 
@@ -32,7 +34,7 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
     repeats: optional(int, "Timed rounds of each side.", min=1) = 5,
     seed: optional(int, "Seed of images, models and batches.") = 0,
     json: optional(bool, "Print a JSON object a line, and no table.", "--json") = None,
-    csv: optional(Path, "File to append the results of workloads to.") = None,
+    csv: optional(Path, "File to append the results to.") = None,
     scaling: optional(bool, "Measure w1 over clients and batch sizes, too.", "--scaling") = None,
     count: optional(
         bool, "Measure nothing: count a joint step as CUDA would do it, and model an H100 in float32.", "--count"
@@ -58,17 +60,40 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
     if epochs:
         given["local_epochs"] = epochs
     cases = _bench_cases(workloads or [], method, given, with_scaling=bool(scaling))
-    if given_flags(ctx, lambda option: option.name == "method") and not any(case.is_workload for case in cases):
+    if given_flags(ctx, lambda option: option.name == "method") and not any(
+        isinstance(case, WorkloadCase) for case in cases
+    ):
         raise UserError(f"--method is for workloads (got {', '.join(workloads)} alone); leave it out.")
     _time_cases(cases, repeats, bool(json), csv)
 
 
-class BenchCase(NamedTuple):
-    """A run that is timed."""
+class WorkloadCase(NamedTuple):
+    """A workload that is timed beside the plain loop."""
 
-    name: str  # of the workload, or of a protocol
-    setup: Any  # fedcli.runs.resolve.Setup
-    is_workload: bool  # which a plain loop trains as well
+    name: str
+    setup: "Setup"
+
+    def time(self, repeats: int, progress: Callable[[str], Any]) -> "Timing":
+        """Times its last rounds."""
+        from fedcli.bench.speed import time_workload
+
+        return time_workload(self.name, self.setup, repeats, progress)
+
+
+class MethodCase(NamedTuple):
+    """A method that is timed under its own protocol, without the plain loop."""
+
+    name: str  # of the protocol
+    setup: "Setup"
+
+    def time(self, repeats: int, progress: Callable[[str], Any]) -> "Timing":
+        """Times its last rounds."""
+        from fedcli.bench.speed import time_method
+
+        return time_method(self.name, self.setup, repeats, progress)
+
+
+BenchCase = WorkloadCase | MethodCase
 
 
 def _bench_cases(names: list[str], method: str, given: Mapping[str, Any], with_scaling: bool) -> list[BenchCase]:
@@ -84,21 +109,28 @@ def _bench_cases(names: list[str], method: str, given: Mapping[str, Any], with_s
 def _bench_case(name: str, method: str, given: Mapping[str, Any]) -> BenchCase:
     """Resolve a workload by a method, or a method under its own protocol."""
     from fedcli.bench.workloads import NAMES, find_workload, prepare_workload
-    from fedcli.runs.resolve import resolve
+    from fedcli.runs.resolve import default_options, default_protocol, resolve
 
     workload = find_workload(name)
     if workload is not None:
-        return BenchCase(workload.name, prepare_workload(workload, method, **given), is_workload=True)
+        return WorkloadCase(workload.name, prepare_workload(workload, method, **given))
     if name in registry.methods() or names_user_file(name):
-        setup = resolve(registry.find_method(name), {"dataset": "cifar10", **given}, need_data=False)
-        return BenchCase(setup.protocol.name, setup, is_workload=False)
+        chosen = registry.find_method(name)
+        protocol = default_protocol(chosen, METHOD_DATASET)
+        if not default_options(protocol, METHOD_DATASET, chosen.name).options["backbone"]:
+            raise UserError(
+                f"'{name}' cannot be timed by its own protocol, which has no network for {METHOD_DATASET} (got "
+                f"{protocol.name}); time it on a workload: 'fedcli bench w1 --method {name}'."
+            )
+        setup = resolve(chosen, {"dataset": METHOD_DATASET, **given}, need_data=False)
+        return MethodCase(setup.protocol.name, setup)
     raise unknown("workload", name, NAMES, f"there are {', '.join(NAMES)}, and methods.")
 
 
 def _time_cases(cases: Sequence[BenchCase], repeats: int, as_json: bool, csv: Path | None) -> None:
     """Measure cases one after the other; print each as JSON or all in a table, and append each to a CSV file."""
     from fedcli.bench.csv_file import append_csv, prepare_csv
-    from fedcli.bench.speed import check_public_images, check_repeats, time_method, time_workload
+    from fedcli.bench.speed import check_public_images, check_repeats
 
     # Refused now rather than after minutes.
     for case in cases:
@@ -107,17 +139,18 @@ def _time_cases(cases: Sequence[BenchCase], repeats: int, as_json: bool, csv: Pa
     if csv is not None:
         prepare_csv(csv)
     timings = []
-    for case in cases:
-        time_rounds = time_workload if case.is_workload else time_method
-        with Console(stderr=True).status(case.name) as status:
-            timing = time_rounds(case.name, case.setup, repeats, status.update)
-        timings.append(timing)
-        if as_json:
-            typer.echo(dumps(timing.as_dict()))
-        if csv is not None:
-            append_csv(csv, timing.as_dict())
-    if not as_json:
-        _print_timings(timings)
+    try:
+        for case in cases:
+            with Console(stderr=True).status(case.name) as status:
+                timing = case.time(repeats, status.update)
+            timings.append(timing)
+            if as_json:
+                typer.echo(dumps(timing.as_dict()))
+            if csv is not None:
+                append_csv(csv, timing.as_dict())
+    finally:  # also those before a case that failed
+        if timings and not as_json:
+            _print_timings(timings)
 
 
 def _print_timings(timings: "Sequence[Timing]") -> None:

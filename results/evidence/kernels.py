@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from torch.profiler import ProfilerActivity, profile
 
-from fedcli.bench.engine_side import EngineSide, warmed_up_engine
+from fedcli.bench.engine_rounds import EngineRounds, warmed_up_rounds
 from fedcli.bench.workloads import NAMES, find_workload, prepare_workload, with_images_at_hand
 from fedcli.errors import UserError
 from fedcli.runs.resolve import Setup
@@ -24,11 +24,11 @@ STEPS = 16  # of a round, with full batches
 def render_kernels(workload: str, precision: str, device: str, clients_per_chunk: str) -> str:
     """Returns a table of the kernels of `STEPS` joint steps, longest first."""
     setup = make_short_setup(workload, precision, device, clients_per_chunk)
-    with warmed_up_engine(setup, number=0) as engine:
-        profiler = profile_round(engine)
-        sort_column = f"self_{engine.fed.device.type}_time_total"
+    with warmed_up_rounds(setup, number=0) as rounds:
+        profiler = profile_round(rounds)
+        sort_column = f"self_{rounds.fed.device.type}_time_total"
         table = profiler.key_averages().table(sort_by=sort_column, row_limit=ROWS, max_name_column_width=90)
-        return f"{STEPS} joint steps of {workload}, {precision}, {engine.fed.engine.mode}\n{table}"
+        return f"{STEPS} joint steps of {workload}, {precision}, {rounds.fed.engine.mode}\n{table}"
 
 
 def make_short_setup(name: str, precision: str, device: str, clients_per_chunk: str) -> Setup:
@@ -44,16 +44,16 @@ def make_short_setup(name: str, precision: str, device: str, clients_per_chunk: 
     return with_images_at_hand(setup)
 
 
-def profile_round(engine: EngineSide) -> profile:
+def profile_round(rounds: EngineRounds) -> profile:
     """Returns the profile of a round in which all steps are replays of graphs."""
-    setup = engine.setup
-    fed = engine.fed
+    setup = rounds.setup
+    fed = rounds.fed
     activities = [ProfilerActivity.CPU]
     if fed.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
         fed.start_round()
-        setup.method.run_round(engine.state, fed.cohort(1), fed, setup.method_config)
+        setup.method.run_round(rounds.state, fed.cohort(1), fed, setup.method_config)
     return profiler
 
 

@@ -1,4 +1,4 @@
-"""The engine's side of a benchmark: rounds of a run, timed by their parts."""
+"""Rounds of a run by the engine, timed by their parts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from fedcli.runs.rounds import one_round
 
 
 class RoundSeconds(NamedTuple):
-    """The seconds of the parts of a round, and of the test after it."""
+    """The seconds of the parts of a round, and of the test after it; 0 where none follows."""
 
     data: float  # to draw batches
     train: float
@@ -34,13 +34,8 @@ class RoundSeconds(NamedTuple):
         """The seconds of the round alone."""
         return self.train + self.around_training
 
-    @property
-    def with_test(self) -> float:
-        """The seconds of the round and of the test after it."""
-        return self.without_test + self.evaluate
 
-
-class EngineSide:
+class EngineRounds:
     """Rounds of a run by the engine.
 
     Attributes:
@@ -48,7 +43,7 @@ class EngineSide:
         fed: Its federation.
         dataset: Its images.
         state: The method's state after the rounds so far.
-        peak_bytes: The most memory until the engine was warmed up.
+        peak_bytes: The most memory until the engine was warmed up, without forked processes.
     """
 
     def __init__(self, setup: Setup, fed: Federation, dataset: Dataset):
@@ -80,7 +75,7 @@ class EngineSide:
 
 
 @contextmanager
-def warmed_up_engine(setup: Setup, number: int) -> Iterator[EngineSide]:
+def warmed_up_rounds(setup: Setup, number: int) -> Iterator[EngineRounds]:
     """Prepares a run and warms up its engine by a round.
 
     Inside, the process has the settings that it would have in the run.
@@ -89,9 +84,9 @@ def warmed_up_engine(setup: Setup, number: int) -> Iterator[EngineSide]:
     dataset, _, fed = prepare(setup)
     with machine_settings(fed):
         autotune(fed)
-        engine = EngineSide(setup, fed, dataset)
-        engine.warm_up(number)
-        yield engine
+        rounds = EngineRounds(setup, fed, dataset)
+        rounds.warm_up(number)
+        yield rounds
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -1,10 +1,9 @@
-"""Lower bounds of the time of a round, by this machine's own peak rates.
+"""An estimate of the time of a round, by what this machine does in one large matrix product and in one large copy.
 
-A bound is the time that the arithmetic or the memory traffic takes, the larger of the two. Arithmetic: the FLOPs of the
+It is the time that the arithmetic or the memory traffic takes, the larger of the two. Arithmetic: the FLOPs of the
 plain loop's round over those of a large matrix product in the same precision, done by each thread or process alone.
 Memory: the bytes of parameters, gradients and momentum, each read and written once in every step of every client, over
-those of a large copy. It is an estimate: a smaller product may run faster, and a cache may serve the memory traffic.
-An estimate above the measured time has failed.
+those of a large copy. It is no lower bound: a smaller product may run faster, and a cache may serve the memory traffic.
 """
 
 import math
@@ -24,7 +23,7 @@ TRIES = 10  # of each rate, of which the fastest counts
 
 
 class PeakRates(NamedTuple):
-    """What a machine does in a second at best."""
+    """What a machine does in a second of a large product and of a large copy."""
 
     flops: float
     bytes: float
@@ -56,20 +55,20 @@ def measure_rate(work: Callable[[], Any], engine: Engine) -> float:
     return sum(engine.runner.map("measure peak rates", measure_rate_alone, range(threads)))
 
 
-class LowerBounds(NamedTuple):
-    """What a round takes at least."""
+class Estimate(NamedTuple):
+    """How long a round takes at peak rates."""
 
     arithmetic_seconds: float
     memory_seconds: float
 
     @property
-    def bound_seconds(self) -> float:
+    def seconds(self) -> float:
         """The larger one, which counts."""
         return max(self.arithmetic_seconds, self.memory_seconds)
 
 
-def measure_lower_bounds(fed: Federation, flops_per_example: float) -> LowerBounds:
-    """Measures this machine's peak rates; returns what they allow for a round of a workload.
+def estimate_round(fed: Federation, flops_per_example: float) -> Estimate:
+    """Measures this machine's peak rates; returns how long a round of a workload takes at these.
 
     Args:
         fed: The federation; all its clients hold equally many examples.
@@ -83,4 +82,4 @@ def measure_lower_bounds(fed: Federation, flops_per_example: float) -> LowerBoun
     steps = passes * math.ceil(examples_of_client / fed.batch_size)
     # Parameter, gradient and momentum, each read and written.
     nbytes = steps * 2 * 3 * fed.sizes.parameters * fed.dtype.itemsize
-    return LowerBounds(arithmetic_seconds=flops / rates.flops, memory_seconds=nbytes / rates.bytes)
+    return Estimate(arithmetic_seconds=flops / rates.flops, memory_seconds=nbytes / rates.bytes)
