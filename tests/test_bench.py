@@ -573,9 +573,17 @@ def test_a_run_of_one_round_leaves_none_to_time():
         speed.check_repeats("own", replace(setup, config=replace(setup.config, rounds=1)), 1)
 
 
-def test_a_file_with_a_broken_row_is_refused_before_anything_is_timed(folder, monkeypatch):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "workload,way\nw1,looped\nw1,looped,1,2\n",
+        "workload,way\nw1,looped,\n",  # of which the first field would be lost
+        "workload,way,engine\nw1,looped,looped\n",  # the last is the second by an earlier name
+    ],
+)
+def test_a_file_that_cannot_be_appended_to_is_refused_before_anything_is_timed(text, folder, monkeypatch):
     monkeypatch.setattr(speed, "time_workload", None)
-    (folder / "out.csv").write_text("workload,way\nw1,looped\nw1,looped,1,2\n")
+    (folder / "out.csv").write_text(text)
     assert "'out.csv' cannot be read" in error_of("bench", "w1", "--device", "cpu", "--csv", "out.csv")
 
 

@@ -14,7 +14,7 @@ MEANINGS = {  # of the titles of what is timed, where it is not plain
     "Estimate": "seconds at the machine's rate for one large matrix product or copy, and its share of the engine's",
     "Test": "seconds of the test after a round",
     "Whole run": "seconds of all rounds with their tests",
-    "MiB": "the most memory until the first round has ended",
+    "MiB": "the most memory until the engine has warmed up",
 }
 
 

@@ -29,10 +29,9 @@ def prepare_csv(path: Path) -> None:
     if _has_content(path) and not path.read_bytes().startswith(b"workload,"):
         raise UserError(f"'{path}' does not hold results of this command; choose a new file or one that --csv wrote.")
     if _has_content(path):
-        try:
-            _read(path)
-        except (pd.errors.ParserError, UnicodeDecodeError) as error:
-            raise UserError(f"'{path}' cannot be read ({first_line(error)}); choose a new file.") from error
+        fault = _find_fault(path)
+        if fault:
+            raise UserError(f"'{path}' cannot be read ({fault}); choose a new file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise UserError(f"'{path}' cannot be written; choose a file in a folder that you may write to.")
@@ -50,6 +49,19 @@ def append_csv(path: Path, result: dict[str, Any]) -> None:
         latest = _read(StringIO(content))
         content = pd.concat([earlier, latest]).to_csv(index=False)
     write_atomically(path, lambda temporary: temporary.write_text(content, encoding="utf-8"))
+
+
+def _find_fault(path: Path) -> str | None:
+    """Returns why results could not be appended to a CSV file, or None if they can."""
+    try:
+        earlier = _read(path).rename(columns=RENAMED_COLUMNS)
+    except (pd.errors.ParserError, UnicodeDecodeError) as error:
+        return first_line(error)
+    if not isinstance(earlier.index, pd.RangeIndex):  # pandas takes the first fields for labels of the rows then
+        return "its rows have more fields than its first line"
+    if not earlier.columns.is_unique:
+        return "it has a column twice, by its name today and by an earlier one"
+    return None
 
 
 def _read(source: Path | StringIO) -> pd.DataFrame:

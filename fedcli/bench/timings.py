@@ -64,7 +64,7 @@ class Timing:
         seconds_per_round: The median, without the test after the round.
         seconds_spread: The least and the largest of the seconds of which that is the median.
         examples_per_second: The number of examples that clients train on in a second of a round.
-        peak_bytes: The most memory up to the end of the engine's first round. On CUDA what PyTorch holds, from the
+        peak_bytes: The most memory until the engine has warmed up. On CUDA what PyTorch holds, from the
             choice of the way on, if there is one. On a CPU what the process holds, with what it takes to prepare the
             data, and without forked processes (the largest so far where the system cannot reset it).
         evaluation_seconds: The median of a test of every model that a round has changed.

@@ -25,7 +25,9 @@ READ_BY_COUNT = ("workloads", "precision", "json", "count")  # parameters of `be
 
 def bench(  # noqa: PLR0913  # the parameters of a command are its options
     ctx: typer.Context,
-    workloads: argument(list[str] | None, "WORKLOAD|METHOD", "See above; w1 and w2 if none is given.") = None,
+    workloads: argument(
+        list[str] | None, "WORKLOAD|METHOD", "See above; by default w1 and w2, with --count all."
+    ) = None,
     method: optional(str, "Name or file of a method.") = "fedavg",
     device: Device = "auto",
     precision: optional(str, "float32, float64, tf32 or bf16.") = "float32",
