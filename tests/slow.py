@@ -1,7 +1,8 @@
 """Which tests are slow: `make test` leaves them to `make test-all`, which continuous integration runs.
 
-Slow are tests that run whole scripts, texts and notebooks, several programs or all committed results, and what is
-tested of every method, but for the method of each of the five papers, FedAvg and one method of each kind.
+Slow are tests that run whole scripts, texts and notebooks, several programs or all committed results; those of steps as
+CUDA graphs, on the fake device; single tests of five seconds and more; and what is tested of every method, but for the
+method of each of the five papers, FedAvg and one method of each kind.
 """
 
 import pytest

@@ -33,6 +33,7 @@ def test_a_trial_takes_steps_and_leaves_the_federation_as_it_was(monkeypatch):
     assert fed.engine.notes == []
 
 
+@pytest.mark.slow
 @on_fake_cuda
 def test_a_trial_leaves_no_graph_behind_that_would_hold_memory():
     with FakeCuda.running() as device, patch.object(autotune, "STEPS_PER_PASS", 6), early_captures():

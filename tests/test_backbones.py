@@ -377,6 +377,7 @@ def test_weights_of_stock_networks_are_torchvisions(name):
             assert torch.equal(ours, other)
 
 
+@pytest.mark.slow
 def test_the_built_in_transformer_learns_by_the_function_that_it_is_tested_by(tmp_path):
     network = build("vit-tiny", 3, 8, 10, seed=0).double()
     x = image_batch(3, size=8)

@@ -211,6 +211,7 @@ def test_one_client_after_the_other_both_sides_have_minibatches_of_the_same_size
     assert sorted(both.engine_sizes) == sorted(both.plain_sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", [TINY_CNN, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
 def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
     setup, fed, plain = sides(replace(workload, batch_size=workload.train_examples // 4), precision="float64")
@@ -662,6 +663,7 @@ def test_public_images_that_are_missing_are_refused_before_anything_is_timed(mon
     assert "the data set 'cifar100' is not on this machine" in fault
 
 
+@pytest.mark.slow
 def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
     """By default these are the two short workloads, else those that are named, and those of scaling."""
     monkeypatch.setattr(workloads, "SCALING", [replace(TINY_CNN, name=name) for name in ("w1 K=1 B=8", "w1 K=2 B=8")])

@@ -15,6 +15,7 @@ KINDS = STOPPED_KINDS + FINISHED_KINDS
 STEP = 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mutated_checkpoint_is_refused_in_a_line_or_ends_in_the_same_bits(kind):
     changes = possible_changes(kind)

@@ -170,6 +170,7 @@ def test_masked_mean_ignores_what_is_masked_even_in_the_gradient():
     assert masked_mean(torch.tensor([3.0, 5.0]), torch.tensor([False, False])) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", ["1", "3"])
 def test_the_number_of_threads_is_invisible(chunk, two_threads):
     run = {"backbone": "resnet10-3x3", "data": toy.toy_dataset(num_train=19, channels=3), "precision": "float32"}

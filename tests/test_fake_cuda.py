@@ -18,6 +18,8 @@ from fedcli.registry import find_method
 from tests.fake_cuda import UNREPEATABLE, FakeCuda, Graph, Pool, RaceError
 from tests.fake_cuda_runs import early_captures, on_fake_cuda, run_on_cpu, run_on_fake_cuda
 
+pytestmark = pytest.mark.slow
+
 FEDAVG = find_method("fedavg")
 
 

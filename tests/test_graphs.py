@@ -31,6 +31,8 @@ from tests.networks import replace_all_networks
 from tests.slow import KINDS, parameters_of
 from tests.toy_methods import STATEFUL, MethodCase, fedavg_round, make_quick
 
+pytestmark = pytest.mark.slow
+
 FEDAVG = find_method("fedavg")
 FEDFM = find_method("fedfm")
 

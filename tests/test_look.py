@@ -194,6 +194,7 @@ PAGE = (7, 4)
 LONG_TITLE = "A title that is longer than a column is wide, as many are"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_methods", "num_long_names", "places_without_room"),
     [(2, 2, ()), (4, 0, ()), (5, 3, ("right",)), (12, 1, ("right", "inside", "below"))],
@@ -209,6 +210,7 @@ def test_no_text_leaves_a_figure_of_a_column_unless_it_is_warned_of(
     assert drawn.is_warned_of == (place in places_without_room)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", LEGENDS)
 def test_a_figure_of_a_page_has_room_for_names_and_for_large_text(place):
     options = FigureOptions(size=PAGE, legend=place, labels={"method-0": LONG_NAMES[0]}, title=LONG_TITLE)

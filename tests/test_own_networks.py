@@ -262,6 +262,7 @@ SMALL_RUN = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OWN_NETWORKS, *BUILT_IN_NETWORKS])
 def test_every_accepted_network_gives_the_recorded_accuracy_when_it_is_loaded(name, tmp_path):
     is_built_in = name in BUILT_IN_NETWORKS
@@ -278,6 +279,7 @@ def test_every_accepted_network_gives_the_recorded_accuracy_when_it_is_loaded(na
     assert buffers <= set(load_file(file))
 
 
+@pytest.mark.slow
 def test_plain_pytorch_gives_the_recorded_accuracy_with_any_buffers(tmp_path):
     """The networks have buffers of every kind."""
     files = []
@@ -361,6 +363,7 @@ def test_batch_normalisation_without_weights_leaves_padding_out():
     torch.testing.assert_close(layer.running_var, plain.running_var)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

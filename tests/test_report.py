@@ -103,6 +103,7 @@ def page_of(monkeypatch, records, title="Runs"):
     return contents._replace(text="\n".join(texts))
 
 
+@pytest.mark.slow
 @browser
 def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
     many = [

@@ -256,6 +256,7 @@ def test_a_file_may_import_those_beside_it_whose_names_may_be_taken_elsewhere(tm
     assert userfiles.find_user_function(f"{tmp_path}/one/own.py:f", "metric")(5) == 211
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "several",
     [{}, {"seeds": [0]}, {"lr": [0.01, 0.1]}, {"seeds": [0], "jobs": 2}],
