@@ -132,6 +132,22 @@ def test_a_text_in_the_place_of_a_tuple_is_refused_where_it_is_declared(subject)
         NO_TUPLES[subject]()
 
 
+# Declarations whose items are no texts, or which have none.
+NO_TEXTS = {
+    "choices of the option 'Epochs'": lambda: option(1, "Epochs", choices=(1, 5)),
+    "only_with['nesterov'] of the option 'Rate'": lambda: option(0.1, "Rate", only_with={"nesterov": (True,)}),
+    "only_with['optimizer'] of the option 'Rate'": lambda: option(0.1, "Rate", only_with={"optimizer": True}),
+    "optimizers of the method 'fedavg'": lambda: replace(find_method("fedavg"), optimizers=None),
+    "notes of the table 'fedfm:III'": lambda: replace(find_table("fedfm:III"), notes=(None,)),
+}
+
+
+@pytest.mark.parametrize("subject", NO_TEXTS)
+def test_other_items_than_texts_are_refused_where_they_are_declared(subject):
+    with raises_user_error(f"{subject} must be a tuple of ", "; write each as a text, in quotation marks."):
+        NO_TEXTS[subject]()
+
+
 @pytest.mark.parametrize(("field", "value"), [("selection", "Last"), ("evaluation", "Clients")])
 def test_a_protocol_of_a_selection_or_an_evaluation_that_is_none_is_refused(field, value):
     words = f"{field} of the protocol 'fedfm:digits' must be "

@@ -6,8 +6,8 @@ from typing import Any
 from fedcli.errors import UserError
 
 
-def refuse_text(subject: str, value: Any, noun: str) -> None:
-    """Refuses a text in the place of a tuple, each of whose letters would be taken for an item.
+def require_texts(subject: str, value: Any, noun: str) -> None:
+    """Refuses what is no tuple of texts, and a text in its place, each of whose letters would be taken for an item.
 
     Args:
         subject: What the message calls the value, as "columns of the claim 'mine:ahead'".
@@ -16,6 +16,10 @@ def refuse_text(subject: str, value: Any, noun: str) -> None:
     """
     if isinstance(value, str):
         raise UserError(f"{subject} must be a tuple of {noun} (got {value!r}); write ({value!r},).")
+    if not isinstance(value, Collection) or not all(isinstance(item, str) for item in value):
+        raise UserError(
+            f"{subject} must be a tuple of {noun} (got {value!r}); write each as a text, in quotation marks."
+        )
 
 
 def refuse_other(subject: str, value: Any, allowed: Collection[Any]) -> None:

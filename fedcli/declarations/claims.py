@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedcli.declarations.checks import refuse_other, refuse_text
+from fedcli.declarations.checks import refuse_other, require_texts
 from fedcli.declarations.names import paper_of
 
 
@@ -82,7 +82,7 @@ class Claim:
     def __post_init__(self) -> None:
         """Refuses what would turn the verdict round or compare other rows than those meant."""
         for name in ("other_rows", "columns", "other_columns", "subtracted_columns"):
-            refuse_text(f"{name} of the claim '{self.name}'", getattr(self, name), "titles")
+            require_texts(f"{name} of the claim '{self.name}'", getattr(self, name), "titles")
         refuse_other(f"direction of the claim '{self.name}'", self.direction, ("higher", "lower"))
         if self.control is not None:
             refuse_other(f"the control of the claim '{self.name}'", self.control.row, self.other_rows)

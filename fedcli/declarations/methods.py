@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from fedcli.declarations.checks import refuse_text
+from fedcli.declarations.checks import require_texts
 from fedcli.declarations.costs import Costs, Sizes
 from fedcli.errors import UserError
 from fedcli.userfiles import blame, file_hash, hash_of_module, is_user_module
@@ -135,7 +135,7 @@ class Method(_DeclaredInFile):
 
     def __post_init__(self) -> None:
         """Refuses a text for several optimizers, whose letters "adam" would be looked for in."""
-        refuse_text(f"optimizers of the method '{self.name}'", self.optimizers, "names")
+        require_texts(f"optimizers of the method '{self.name}'", self.optimizers, "names")
 
     @property
     def _function(self) -> Callable[..., Any]:

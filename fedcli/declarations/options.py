@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, make_dataclass
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from fedcli.declarations.checks import refuse_text
+from fedcli.declarations.checks import require_texts
 from fedcli.declarations.names import flag_of
 from fedcli.errors import UserError
 
@@ -140,11 +140,11 @@ def option(  # noqa: PLR0913  # a declaration: one keyword for each fact of an o
         only_with: The option is used only when these options have one of these values.
 
     Raises:
-        UserError: `choices`, or the values of one option in `only_with`, are one text.
+        UserError: `choices`, or the values of one option in `only_with`, are no tuple of texts.
     """
-    refuse_text(f"choices of the option '{help}'", choices, "texts")
+    require_texts(f"choices of the option '{help}'", choices, "texts")
     for name, values in only_with.items():
-        refuse_text(f"only_with[{name!r}] of the option '{help}'", values, "texts")
+        require_texts(f"only_with[{name!r}] of the option '{help}'", values, "texts")
     spec = OptionSpec(
         default=default,
         help=help,

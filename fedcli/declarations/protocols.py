@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedcli.declarations.checks import refuse_other, refuse_text
+from fedcli.declarations.checks import refuse_other, require_texts
 from fedcli.declarations.names import paper_of
 
 VALIDATION_ACCURACY = "validation_accuracy"
@@ -118,7 +118,7 @@ class Protocol:
         """Refuses words that no run would know, and a text for several notes."""
         refuse_other(f"selection of the protocol '{self.name}'", self.selection, SELECTIONS)
         refuse_other(f"evaluation of the protocol '{self.name}'", self.evaluation, EVALUATIONS)
-        refuse_text(f"notes of the protocol '{self.name}'", self.notes, "texts")
+        require_texts(f"notes of the protocol '{self.name}'", self.notes, "texts")
 
     @property
     def paper(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedcli.declarations.checks import refuse_text
+from fedcli.declarations.checks import require_texts
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Gain:
     def __post_init__(self) -> None:
         """Refuses a text for several rows or columns."""
         for name in ("leading_rows", "other_rows", "columns"):
-            refuse_text(f"{name} of the gain '{self.row}'", getattr(self, name), "titles")
+            require_texts(f"{name} of the gain '{self.row}'", getattr(self, name), "titles")
 
     @property
     def compared_columns(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Table:
 
     def __post_init__(self) -> None:
         """Refuses a text for several notes."""
-        refuse_text(f"notes of the table '{self.name}'", self.notes, "texts")
+        require_texts(f"notes of the table '{self.name}'", self.notes, "texts")
 
     @property
     def reported_paper(self) -> str:
