@@ -221,6 +221,30 @@ def test_a_helper_may_have_letters_beyond_ascii():
     assert file_hash("main.py") != alone
 
 
+@pytest.mark.parametrize("text", ["import parts", "import parts.small.one", "from parts.small import one"])
+def test_all_files_of_a_package_beside_a_file_count(text):
+    """An older version counted none of them; what it has recorded is known."""
+    Path("main.py").write_text(text)
+    alone = file_hash("main.py")
+    Path("parts/small").mkdir(parents=True)
+    Path("parts/small/one.py").write_text("WIDTH = 3\n")
+    before = file_hash("main.py")
+    Path("parts/small/one.py").write_text("WIDTH = 4\n")
+    assert len({alone, before, file_hash("main.py")}) == 3
+    assert userfiles.is_hash_of(alone, "main.py")
+    assert not userfiles.is_hash_of(before, "main.py")
+
+
+def test_a_package_beside_a_file_that_python_does_not_see_is_refused():
+    Path("parts").mkdir()
+    Path("parts/one.py").write_text("WIDTH = 3\n")
+    Path("main.py").write_text("from parts.one import WIDTH\n")
+    with raises_user_error(
+        "imports the folder 'parts' beside it (got no such package on Python's path); set PYTHONPATH="
+    ):
+        userfiles.find_user_function("main.py:f", "metric")
+
+
 @pytest.mark.parametrize("text", NO_IMPORTS.values(), ids=NO_IMPORTS)
 def test_a_file_that_is_not_imported_does_not_count(text):
     """An older version counted it where a line began with its import; what it has recorded is known."""

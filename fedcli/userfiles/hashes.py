@@ -11,7 +11,7 @@ _LINE_OF_IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([\w., \t]+)", re.MU
 
 
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file and of those beside it that it imports, its first 16 hexadecimal digits."""
+    """SHA-256 of a file and of those beside it, also in folders, that it imports, its first 16 hexadecimal digits."""
     return _hash_with(Path(path), imported_files(Path(path)))
 
 
@@ -43,27 +43,54 @@ def is_hash_of(recorded: str, path: str | Path) -> bool:
     last = last_hash(recorded)
     if last == file_hash(file):
         return True
-    # Older versions took the file alone, and later those beside it that lines beginning with an import seem to name.
-    return last in (_hash_alone(file), _hash_with(file, _find_files_beside(file, _names_in_lines)))
+    # Older versions took the file alone, later those beside it that lines beginning with an import seem to name, and
+    # then those that it imports, but for folders.
+    older_sets = [
+        set(),
+        _find_files_beside(file, _names_in_lines, _file_of_module),
+        _find_files_beside(file, _imported_names, _file_of_module),
+    ]
+    return any(last == _hash_with(file, imported) for imported in older_sets)
 
 
 def imported_files(path: Path) -> set[Path]:
-    """Returns the files beside a file that it, or one of them, imports; not the file itself."""
-    return _find_files_beside(path, _imported_names)
+    """Returns the files beside a file, also in folders, that it, or one of them, imports; not the file itself."""
+    return _find_files_beside(path, _imported_names, _files_of_module)
 
 
-def _find_files_beside(path: Path, find_names: Callable[[Path], Iterable[str]]) -> set[Path]:
-    """Returns the files beside a file whose names are found in it, or in one of them; not the file itself."""
+def _find_files_beside(
+    path: Path, find_names: Callable[[Path], Iterable[str]], find_files: Callable[[Path, str], Iterable[Path]]
+) -> set[Path]:
+    """Returns the files of the modules beside a file whose names are found in it, or in one of them; not itself.
+
+    Args:
+        path: The file.
+        find_names: Returns the names of the modules that a file imports.
+        find_files: Returns the files of a module of this name beside a file.
+    """
     imported: set[Path] = set()
     waiting = [path]
     while waiting:
         file = waiting.pop()
         for name in find_names(file):
-            beside = path.with_name(f"{name}.py")
-            if beside not in {path, *imported} and beside.is_file():
-                imported.add(beside)
-                waiting.append(beside)
+            for beside in find_files(path, name):
+                if beside not in {path, *imported}:
+                    imported.add(beside)
+                    waiting.append(beside)
     return imported
+
+
+def _file_of_module(path: Path, name: str) -> list[Path]:
+    """Returns the file of a module beside a file, in a list; none if it is no file there."""
+    beside = path.with_name(f"{name}.py")
+    return [beside] if beside.is_file() else []
+
+
+def _files_of_module(path: Path, name: str) -> list[Path]:
+    """Returns the file of a module beside a file, or all files of a package there; none if it is elsewhere."""
+    package, _, _ = name.partition(".")
+    folder = path.with_name(package)
+    return _file_of_module(path, name) or sorted(folder.rglob("*.py"))
 
 
 def _imported_names(file: Path) -> list[str]:

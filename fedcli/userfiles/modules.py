@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
 from traceback import walk_tb
@@ -168,6 +169,7 @@ def _import_as(name: str, path: str, expected_hash: str) -> None:
         if beside in imported:
             return imported[beside]
         if not beside.is_file():
+            _refuse_unseen_package(path, other)
             return with_operators(builtins.__import__, other, *arguments, **keywords)
         if beside in hashes and file_hash(beside) != hashes[beside]:
             raise UserError(f"the file '{beside}' has changed since '{path}' was imported; start again.")
@@ -184,6 +186,20 @@ def _import_as(name: str, path: str, expected_hash: str) -> None:
     except BaseException:
         del sys.modules[name]
         raise
+
+
+def _refuse_unseen_package(path: str, module: str) -> None:
+    """Refuses to import a module of a package beside a user's file that Python does not see there.
+
+    Packages are left to Python, which has one of each name for all files.
+    """
+    package, _, _ = module.partition(".")
+    folder = Path(path).parent
+    if package and (folder / package).is_dir() and find_spec(package) is None:
+        raise UserError(
+            f"the file '{path}' imports the folder '{package}' beside it (got no such package on Python's path); set "
+            f"PYTHONPATH={folder}, or write what it needs into files beside it."
+        )
 
 
 def is_user_module(module: ModuleType) -> bool:
