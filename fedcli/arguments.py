@@ -24,6 +24,16 @@ def plain_jobs(jobs: Any) -> int:
     return plain
 
 
+def plain_trials(trials: Any) -> int | None:
+    """Returns a number of trials as Python's own, or None; refuses what is neither."""
+    plain = _plain_entry(trials)
+    if plain is not None and (type(plain) is not int or plain < 1):
+        raise UserError(
+            f"--trials must be a whole number from 1 on (got {plain!r}); leave it out to try the smallest grid."
+        )
+    return plain
+
+
 def methods_text(methods: Any) -> str:
     """One method or several, as the command line has them."""
     return ",".join(map(str, as_list(methods)))

@@ -229,13 +229,16 @@ def test_options_of_single_methods_that_no_run_would_have_are_refused(call, meth
         pytest.param(
             {"batch_size": 10**5000}, "a whole number is larger than any option's (got one of", id="huge number"
         ),
+        pytest.param({"protocol": 5}, "protocol must be of type str (got 5)", id="number as protocol"),
+        pytest.param({"dataset": 5}, "dataset must be of type str (got 5)", id="number as data set"),
+        pytest.param({"post": {"a": 1}}, "post must be of type str (got {'a': 1})", id="dict as step"),
         pytest.param({"seeds": [10**5000]}, "a whole number is larger than any option's (got one of", id="huge seed"),
     ],
 )
 def test_what_is_neither_a_value_nor_several_is_refused_by_name(call, options, message, tmp_path):
     grid = {"grid": {"momentum": [0.5, 0.9]}} if call is fedcli.tune else {}
     with raises_user_error(message):
-        call("fedavg", out=tmp_path / "out", **grid, **TWO_ROUNDS, **options)
+        call("fedavg", out=tmp_path / "out", **grid, **{**TWO_ROUNDS, **options})
     assert not (tmp_path / "out").exists()
 
 

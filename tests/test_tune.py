@@ -84,7 +84,9 @@ def test_a_value_that_is_given_twice_is_tried_once():
         ({}, {"grid": ["lr=0.1", "lr=0.2"]}, "--lr is given twice"),
         ({}, {"grid": ["rounds=1,2"]}, "--rounds is given twice"),
         ({}, {"grid": ["moon:lr=0.1"]}, "unknown method in --grid 'moon'; this command has fedavg"),
-        ({}, {"grid": ["lr=0.1"], "num_trials": 0}, "--trials must be at least 1 (got 0)"),
+        ({}, {"grid": ["lr=0.1"], "num_trials": 0}, "--trials must be a whole number from 1 on (got 0)"),
+        ({}, {"grid": ["lr=0.1"], "num_trials": 1.5}, "--trials must be a whole number from 1 on (got 1.5)"),
+        ({}, {"grid": ["lr=0.1"], "num_trials": True}, "--trials must be a whole number from 1 on (got True)"),
         ({"seed": 3}, {"grid": ["lr=0.1"], "seeds": [1000]}, "--seed 3 was given with --seeds"),
     ],
 )

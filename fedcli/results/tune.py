@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fedcli import registry
+from fedcli.arguments import plain_trials
 from fedcli.declarations import SELECTIONS, Method, fields_of, flag_of, spec_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
@@ -139,8 +140,7 @@ def plan_trials(
         UserError: If there is nothing to try, a method or an option is unknown, an option is given twice, a trial
             cannot start, or the table of a paper whose protocol is used reports a seed.
     """
-    if num_trials is not None and num_trials < 1:
-        raise UserError(f"--trials must be at least 1 (got {num_trials}); leave it out to try the smallest grid.")
+    num_trials = plain_trials(num_trials)
     methods = find_methods(method.split(","))
     post = options.get("post")
     grid_texts = [split_option_text("--grid", text) for text in grid]

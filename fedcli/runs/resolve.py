@@ -205,6 +205,8 @@ def _as_recorded(name: str, value: Any, method: Method) -> Any:
     if name == "checkpoint_every" and value == "auto":
         return None
     if not isinstance(value, str):
+        if name in ("protocol", "dataset", "post") and value is not None:  # by which the other options are found
+            raise UserError(f"{flag_of(name)} must be of type str (got {value!r}); give its name, as a text.")
         return value
     if name == "protocol" and not names_user_file(value):
         return find_protocol(value, method).name
