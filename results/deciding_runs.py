@@ -52,7 +52,7 @@ def _make_timed_run(workload: Workload, timing: Mapping[str, Any]) -> TimedRun:
     shape = datasets.describe(workload.dataset)["shape"]
     examples = timing["examples_per_second"] * timing["seconds_per_round"]
     return TimedRun(
-        seconds_per_example=(timing["seconds_per_round"] + timing["evaluation_seconds"]) / examples,
+        seconds_per_example=(timing["seconds_per_round"] + timing["test_seconds"]) / examples,
         examples=examples,
         threads=1,
         undisturbed=True,

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+from collections import Counter
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -17,10 +18,10 @@ import pytest
 import torch
 
 from fedcli import registry
-from fedcli.bench import engine_rounds, estimate, joint_step, plain_loop, random_images, speed, workloads
-from fedcli.bench.cells import MEANINGS, format_count, format_timing
+from fedcli.bench import cases, engine_rounds, estimate, joint_step, plain_loop, random_images, speed, workloads
+from fedcli.bench.cells import TITLES, find_titles, format_count, format_timing
 from fedcli.bench.csv_file import RENAMED_COLUMNS, append_csv
-from fedcli.bench.timings import Timing
+from fedcli.bench.timings import MethodTiming, WorkloadTiming
 from fedcli.bench.workloads import Workload
 from fedcli.core.stacked import WAYS
 from fedcli.data import imports
@@ -41,11 +42,22 @@ TINY_CNN = Workload(
 TINY_SMALL = replace(TINY_CNN, backbone=workloads.SMALL_NETWORK)
 TINY_RESNET = replace(TINY_CNN, dataset="cifar10", train_examples=24, backbone="resnet18")
 WRITTEN = [  # names in files, in their order
-    "workload", "way", "device", "method", "seconds_per_round", "seconds_spread", "examples_per_second", "peak_bytes",
-    "evaluation_seconds", "around_training_share", "images", "torch", "threads", "hardware", "precision", "cohort_size",
+    "workload", "mode", "device", "method", "seconds_per_round", "seconds_spread", "examples_per_second", "peak_bytes",
+    "test_seconds", "around_training_share", "images", "torch", "threads", "hardware", "precision", "cohort_size",
     "local_epochs", "batch_size", "seed", "repeats", "plain_seconds_per_round", "plain_spread", "ratio",
-    "bound_seconds", "bound_share", "arithmetic_bound_seconds", "memory_bound_seconds",
+    "estimate_seconds", "estimate_share", "arithmetic_estimate_seconds", "memory_estimate_seconds",
 ]  # fmt: skip
+NAMES_OF_COLUMNS = [  # in files of the first version that wrote them, of later ones, and today
+    ("engine", "way", "mode"),
+    ("samples_per_second", "examples_per_second", "examples_per_second"),
+    ("data_seconds_share", "around_training_share", "around_training_share"),
+    ("evaluation_seconds", "evaluation_seconds", "test_seconds"),
+    ("floor_seconds", "bound_seconds", "estimate_seconds"),
+    ("floor_share", "bound_share", "estimate_share"),
+    ("arithmetic_floor_seconds", "arithmetic_bound_seconds", "arithmetic_estimate_seconds"),
+    ("memory_floor_seconds", "memory_bound_seconds", "memory_estimate_seconds"),
+    ("evaluation_floor_seconds", "evaluation_bound_seconds", "test_estimate_seconds"),
+]
 FEW_IMAGES = """
 from functools import partial
 from fedcli.bench.random_images import draw_images
@@ -54,7 +66,7 @@ fmnist, cifar10 = partial(draw_images, 90, 28, 28, tests=10), partial(draw_image
 
 
 def make_small(monkeypatch, folder):
-    """Makes peak rates and workloads such that they are measured in no time, by images of a file in a folder."""
+    """Makes rates and workloads such that they are measured in no time, by images of a file in a folder."""
     monkeypatch.setattr(estimate, "MATMUL_SIDE", {"cpu": 32})
     monkeypatch.setattr(estimate, "COPY_BYTES", 2**12)
     monkeypatch.setattr(estimate, "TRIES", 1)
@@ -98,7 +110,7 @@ class RoundRun(NamedTuple):
 
 
 def fake_seconds(monkeypatch, engine, plain=()):
-    """Rounds take the times given, of the engine by part, and peak rates are round numbers; returns the rounds run."""
+    """Rounds take the times given, of the engine by part, and rates are round numbers; returns the rounds run."""
     one_round = engine_rounds.one_round
     warm_up = {}
     engine_seconds = iter([warm_up, *engine])
@@ -118,7 +130,7 @@ def fake_seconds(monkeypatch, engine, plain=()):
 
     monkeypatch.setattr(engine_rounds, "one_round", engine_round)
     monkeypatch.setattr(speed, "measure_seconds", measure_seconds)
-    monkeypatch.setattr(estimate, "measure_peak_rates", lambda engine, dtype: estimate.PeakRates(1e6, 1e3))
+    monkeypatch.setattr(estimate, "measure_rates", lambda engine, dtype: estimate.MachineRates(1e6, 1e3))
     return rounds_run
 
 
@@ -155,8 +167,8 @@ def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
         return prepared
 
     monkeypatch.setattr(engine_rounds, "prepare", watched)
-    assert measured(TINY_CNN).images == "random"
-    assert measured(replace(TINY_CNN, dataset="own")).images == "real"
+    assert measured(TINY_CNN).engine.images == "random"
+    assert measured(replace(TINY_CNN, dataset="own")).engine.images == "real"
 
     drawn, imported = trained_on
     assert len(drawn) == len(imported) == 80  # of 90 and 100, as many as the clients hold
@@ -254,7 +266,7 @@ def test_every_method_can_be_measured(name):
     result = measured(method=name, clients_per_chunk="2", seed=3).as_dict()
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     expected = {
-        "workload": "tiny", "method": name, "way": "stacked x 2", "device": "cpu", "seed": 3, "cohort_size": 2,
+        "workload": "tiny", "method": name, "mode": "stacked x 2", "device": "cpu", "seed": 3, "cohort_size": 2,
         "threads": torch.get_num_threads(),
     }  # fmt: skip
     assert result.items() >= expected.items()
@@ -270,15 +282,16 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
     conv2 = 2 * 8 * 8 * 64 * 32 * 25
     linear = 2 * 1024 * 512 + 2 * 512 * 10
     *_, plain = sides(TINY_CNN)
-    assert plain.count_flops_per_example() == 2 * conv1 + 3 * (conv2 + linear)
+    assert estimate.count_flops_per_example(plain) == 2 * conv1 + 3 * (conv2 + linear)
 
     *_, plain = sides(TINY_RESNET)
-    live = plain.count_flops_per_example()
-    monkeypatch.setattr(plain_loop, "use_live_taps", lambda *arguments: False)
-    assert plain.count_flops_per_example() - live == 3 * 2 * 6_946_816  # one place in the image for each dead weight
+    live = estimate.count_flops_per_example(plain)
+    monkeypatch.setattr(estimate, "use_live_taps", lambda *arguments: False)
+    dead_weights = 6_946_816  # each of which meets one place in the image
+    assert estimate.count_flops_per_example(plain) - live == 3 * 2 * dead_weights
 
 
-def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
+def test_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
     _, fed, _ = sides(TINY_CNN)
     monkeypatch.setattr(estimate, "TRIES", 3)
     times = threading.local()  # three times for three tries: the fastest is among them, whichever thread goes on
@@ -294,25 +307,25 @@ def test_peak_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_t
         return next(times.of_tries)
 
     monkeypatch.setattr(estimate, "measure_seconds", measure_seconds)
-    assert estimate.measure_rate(work, fed.engine) == 2 * 250
+    assert estimate.measure_calls_per_second(work, fed.engine) == 2 * 250
     assert threads_of_calls == {1}
 
     products_per_second = 4
     copies_per_second = 5
 
-    def measure_rate(work, engine):
+    def measure_calls_per_second(work, engine):
         is_product = len(work.args) == 2
         return products_per_second if is_product else copies_per_second
 
-    monkeypatch.setattr(estimate, "measure_rate", measure_rate)
-    rates = estimate.measure_peak_rates(fed.engine, torch.float64)
+    monkeypatch.setattr(estimate, "measure_calls_per_second", measure_calls_per_second)
+    rates = estimate.measure_rates(fed.engine, torch.float64)
     assert rates == (2 * 32**3 * products_per_second, 2 * 2**12 * copies_per_second)
 
 
 class ThreeRounds(NamedTuple):
     """A measurement of three rounds with times that are given."""
 
-    timing: Timing
+    timing: WorkloadTiming
     rounds_run: list[RoundRun]
     can_flush: bool  # numbers below the normal ones to 0
     flushes_afterwards: bool
@@ -356,20 +369,21 @@ def test_times_and_the_ratio_of_a_pair_are_medians(three_rounds):
     assert result["ratio"] == median([3.0, 1.0, 2.0])  # of the medians it would be 1.5
     assert result["around_training_share"] == 6 / 20
     assert result["examples_per_second"] == 80 / 20.0
-    assert result["evaluation_seconds"] == 0.25
+    assert result["test_seconds"] == 0.25
 
 
 def test_the_estimate_is_that_of_arithmetic_or_of_memory(three_rounds):
     *_, plain = sides(TINY_CNN)
     result = three_rounds.timing.as_dict()
-    assert result["bound_seconds"] == max(result["arithmetic_bound_seconds"], result["memory_bound_seconds"])
-    assert result["bound_share"] == result["bound_seconds"] / 20.0
-    assert result["arithmetic_bound_seconds"] == pytest.approx(80 * plain.count_flops_per_example() / 1e6)
+    arithmetic_seconds = result["arithmetic_estimate_seconds"]
+    assert result["estimate_seconds"] == max(arithmetic_seconds, result["memory_estimate_seconds"])
+    assert result["estimate_share"] == result["estimate_seconds"] / 20.0
+    assert arithmetic_seconds == pytest.approx(80 * estimate.count_flops_per_example(plain) / 1e6)
 
 
 def test_a_timed_side_is_shown_with_its_spread_and_an_estimate_that_may_be_longer(three_rounds):
     cells = format_timing(three_rounds.timing)
-    threads = str(three_rounds.timing.threads)
+    threads = str(three_rounds.timing.engine.threads)
     shown = {"Engine": "20 (10-40)", "Plain loop": "30", "Ratio": "2x", "Test": "0.25", "Threads": threads}
     assert cells.items() >= shown.items()
     seconds, share = re.fullmatch(r"([\d,.]+) \((\d+)%\)", cells["Estimate"]).groups()
@@ -379,9 +393,18 @@ def test_a_timed_side_is_shown_with_its_spread_and_an_estimate_that_may_be_longe
 
 def test_each_title_of_a_number_is_explained_below_the_table(three_rounds):
     in_workloads = format_timing(three_rounds.timing)
-    in_methods = format_timing(replace(three_rounds.timing, comparison=None, whole_seconds=3.5))
-    of_conditions = {"Workload", "Method", "Way", "Threads", "Images"}
-    assert MEANINGS.keys() == {*in_workloads, *in_methods} - of_conditions
+    in_methods = format_timing(MethodTiming(engine=three_rounds.timing.engine, whole_seconds=3.5))
+    of_conditions = {"Workload", "Method", "Mode", "Threads", "Images"}
+    explained = {title for title, meaning in TITLES.items() if meaning}
+    assert explained == {*in_workloads, *in_methods} - of_conditions
+
+
+def test_titles_have_one_order_whichever_kind_is_timed_first(three_rounds):
+    in_workloads = format_timing(three_rounds.timing)
+    in_methods = format_timing(MethodTiming(engine=three_rounds.timing.engine, whole_seconds=3.5))
+    assert find_titles([in_workloads, in_methods]) == find_titles([in_methods, in_workloads]) == [*TITLES]
+    assert "Whole run" not in find_titles([in_workloads])
+    assert "Ratio" not in find_titles([in_methods])
 
 
 @pytest.mark.parametrize(
@@ -392,7 +415,7 @@ def test_every_precision_is_measured_the_plain_side_by_default_operations(precis
     fake_seconds(monkeypatch, [{}], [1.0])
     result = measured(precision=precision).as_dict()
     assert result["precision"] == precision
-    assert result["memory_bound_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
+    assert result["memory_estimate_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
 
     *_, plain = sides(TINY_CNN, precision=precision)
     seen = set()
@@ -429,10 +452,10 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
     result = timing.as_dict()
     assert result["seconds_per_round"] == 4
     assert result["seconds_spread"] == [3, 5]
-    assert result["evaluation_seconds"] == 0.5
+    assert result["test_seconds"] == 0.5
     assert result["whole_seconds"] == 40 * 4 + 14 * 0.5  # tests follow every third round and the last
     assert result["examples_per_second"] == pytest.approx(np.mean(samples_of_rounds[1:]) / 4)
-    assert "bound_seconds" not in result
+    assert "estimate_seconds" not in result
 
     row = format_timing(timing)
     assert row["Method"] == method
@@ -450,9 +473,11 @@ def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
     row = step.as_dict()
     *_, plain = sides(TINY_CNN)
     clients, batch_size = 2, 8
-    assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * plain.count_flops_per_example())
+    assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * estimate.count_flops_per_example(plain))
     values = 2 * 582_026
-    nbytes = step.counts.bytes
+    nbytes = Counter()
+    for operation in step.counts.operations:
+        nbytes[operation.name] += operation.bytes
     assert nbytes["_fused_sgd_"] == 5 * 4 * values  # parameters and momentum read and written, gradients read
     assert not any(nbytes[name] >= 3 * 4 * values for name in ("where", "add", "stack", "cat"))
     assert row["kernels"] <= 88
@@ -462,13 +487,13 @@ def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
 def test_counts_are_printed_for_workloads_and_nothing_is_measured(folder, monkeypatch):
     monkeypatch.setattr(speed, "time_workload", None)
     title, *lines = invoke("bench", "w1", "--count").stdout.splitlines()
-    assert title.split()[:3] == ["Workload", "Way", "Kernels"]
+    assert title.split()[:3] == ["Workload", "Mode", "Kernels"]
     assert [line.split()[:2] for line in lines] == [["w1", "stacked"], ["w1", "branches"]]
 
     _, line = invoke("bench", "w2", "--count", "--json").stdout.splitlines()
     row = json.loads(line)
     assert row["workload"] == "w2"
-    assert row["way"] == "branches x 2"
+    assert row["mode"] == "branches x 2"
     assert row["precision"] == "float32"
 
     assert "unknown workload 'w9'" in error_of("bench", "w9", "--count")
@@ -484,7 +509,7 @@ def test_a_count_models_the_time_of_float32_alone_and_knows_no_bf16(way, precisi
     step = joint_step.count_step(TINY_CNN, way, precision)
     written = step.as_dict()
     assert written["kernels"] > 0
-    assert ("milliseconds" in written) == ("Modelled ms" in format_count(step)) == (precision == "float32")
+    assert ("modelled_seconds" in written) == ("Modelled ms" in format_count(step)) == (precision == "float32")
 
 
 def test_a_workload_of_which_rows_use_other_threads_says_so_in_each_row(monkeypatch):
@@ -531,7 +556,7 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     lines = bench("w2", "w1", "--json", "--csv", "deep/out.csv", *options).splitlines()
     results = [json.loads(line) for line in lines]
     expected = {
-        "local_epochs": 1, "precision": "float64", "way": "stacked x 2", "seed": 4, "method": "fedfm",
+        "local_epochs": 1, "precision": "float64", "mode": "stacked x 2", "seed": 4, "method": "fedfm",
         "device": "cpu", "repeats": 1,
     }  # fmt: skip
     first, _ = results
@@ -579,7 +604,8 @@ def test_a_run_of_one_round_leaves_none_to_time():
     [
         "workload,way\nw1,looped\nw1,looped,1,2\n",
         "workload,way\nw1,looped,\n",  # of which the first field would be lost
-        "workload,way,engine\nw1,looped,looped\n",  # the last is the second by an earlier name
+        "workload,way,engine\nw1,looped,looped\n",  # one column by two earlier names
+        "workload,mode,way\nw1,looped,looped\n",  # one by its name today and an earlier one
     ],
 )
 def test_a_file_that_cannot_be_appended_to_is_refused_before_anything_is_timed(text, folder, monkeypatch):
@@ -605,7 +631,7 @@ def test_what_was_timed_before_a_case_failed_is_printed(monkeypatch):
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_rows_of_both_kinds_keep_all_their_numbers(order, three_rounds, tmp_path):
     of_workload = three_rounds.timing
-    of_method = replace(of_workload, workload="fedfm:niid-1", comparison=None, whole_seconds=3.5)
+    of_method = MethodTiming(engine=replace(of_workload.engine, workload="fedfm:niid-1"), whole_seconds=3.5)
     written = [(of_workload, of_method)[kind].as_dict() for kind in order]
     for result in written:
         append_csv(tmp_path / "out.csv", result)
@@ -616,20 +642,27 @@ def test_rows_of_both_kinds_keep_all_their_numbers(order, three_rounds, tmp_path
         assert dict(row.dropna()) == expected
 
 
-def test_columns_of_a_file_that_an_earlier_version_wrote_go_on_by_their_new_names(three_rounds, tmp_path):
+@pytest.mark.parametrize("version", [0, 1])
+def test_columns_of_a_file_that_an_earlier_version_wrote_go_on_by_their_new_names(version, three_rounds, tmp_path):
     result = three_rounds.timing.as_dict()
-    of_tests = "evaluation_bound_seconds"  # which only earlier versions measured
-    earlier_names = {new: old for old, new in RENAMED_COLUMNS.items()}
+    of_tests = "test_estimate_seconds"  # which only earlier versions measured
+    earlier_names = {names[-1]: names[version] for names in NAMES_OF_COLUMNS}
     assert earlier_names.keys() <= {*result, of_tests}
     earlier = pd.DataFrame([{**result, of_tests: 0.5}]).rename(columns=earlier_names)
-    assert {*RENAMED_COLUMNS} <= {*earlier.columns}
     earlier.to_csv(tmp_path / "out.csv", index=False)
     append_csv(tmp_path / "out.csv", result)
     rows = pd.read_csv(tmp_path / "out.csv")
     assert [*rows.columns] == [*result, of_tests]
-    for name in ("bound_share", "examples_per_second", "around_training_share"):
+    for name in earlier_names.keys() - {of_tests}:
         assert [*rows[name]] == [result[name]] * 2
-    assert [*rows.way] == [result["way"]] * 2
+    assert rows[of_tests][0] == 0.5
+
+
+def test_every_earlier_name_of_a_column_is_tried():
+    earlier_names = {}
+    for *earlier, latest in NAMES_OF_COLUMNS:
+        earlier_names |= {name: latest for name in earlier if name != latest}
+    assert earlier_names == RENAMED_COLUMNS
 
 
 def test_a_file_to_append_to_may_be_empty_and_is_a_file(folder):
@@ -658,7 +691,7 @@ def test_public_images_that_are_missing_are_refused_before_anything_is_timed(mon
         setup = resolve_run(*arguments, **options)
         return replace(setup, config=replace(setup.config, public_dataset="cifar100"))
 
-    monkeypatch.setattr("fedcli.runs.resolve.resolve", resolve_with_public_images)
+    monkeypatch.setattr(cases, "resolve", resolve_with_public_images)
     fault = error_of("bench", "w1", "fedavg", "--device", "cpu", "--repeats", "1")
     assert "the data set 'cifar100' is not on this machine" in fault
 
@@ -703,7 +736,7 @@ def test_a_bench_measures_replays_alone():
         setup = workloads.prepare_workload(workload, device="cuda")
         timing = speed.time_method("tiny", setup, 2, lambda text: None)
 
-    assert timing.mode == "stacked x 2, captured"
+    assert timing.engine.mode == "stacked x 2, captured"
 
     first, *_, second_last, last = not_replays
     assert first > 0

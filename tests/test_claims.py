@@ -619,7 +619,7 @@ def test_every_claim_stands_in_its_table_with_the_papers_sign():
 def test_images_that_clients_keep_for_testing_count_as_in_the_runs_that_were_timed(tmp_path):
     """A record has the sizes of the clients' whole parts, of which FedSA's protocols test on a share."""
     (tmp_path / "a-gpu-torch2.csv").write_text(
-        "workload,device,method,hardware,precision,examples_per_second,seconds_per_round,evaluation_seconds\n"
+        "workload,device,method,hardware,precision,examples_per_second,seconds_per_round,test_seconds\n"
         "w3,cuda,fedavg,a GPU,float32,1000,40,10\n"
     )
     table = registry.find_table("fedsa:1")

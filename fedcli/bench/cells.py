@@ -1,13 +1,17 @@
 """The tables that `fedcli bench` prints: the cells of a row by their titles, and the lines below."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from fedcli.bench.joint_step import StepCount
-from fedcli.bench.timings import Timing
+from fedcli.bench.timings import EngineTiming, Timing, WorkloadTiming
 
-MEANINGS = {  # of the titles of what is timed, where it is not plain
+TITLES = {  # of what is timed, in their order, and what those mean that are not plain
+    "Workload": "",
+    "Method": "",
+    "Mode": "",
+    "Threads": "",
     "Engine": "seconds of a round by fedcli",
     "Plain loop": "seconds of a round by a plain PyTorch loop",
     "Ratio": "of the plain loop's seconds to the engine's, the median over pairs of rounds",
@@ -15,54 +19,59 @@ MEANINGS = {  # of the titles of what is timed, where it is not plain
     "Test": "seconds of the test after a round",
     "Whole run": "seconds of all rounds with their tests",
     "MiB": "the most memory until the engine has warmed up",
+    "Images": "",
 }
 
 
 def format_timing(timing: Timing) -> dict[str, str]:
-    """Returns the cells of what was timed, in seconds; what was not measured is left out."""
-    least, largest = timing.seconds_spread
+    """Returns the cells of what was timed, by their titles."""
+    engine = timing.engine
+    median, least, largest = (format_number(seconds) for seconds in engine.round_seconds)
     row = {
-        "Workload": timing.workload,
-        "Method": timing.method,
-        "Way": timing.mode,
-        "Threads": str(timing.threads),
-        "Engine": f"{format_number(timing.seconds_per_round)} ({format_number(least)}-{format_number(largest)})",
+        "Workload": engine.workload,
+        "Method": engine.method,
+        "Mode": engine.mode,
+        "Threads": str(engine.threads),
+        "Engine": f"{median} ({least}-{largest})",
+        "Test": format_number(engine.test_seconds),
+        "MiB": format_number(engine.peak_bytes / 2**20),
+        "Images": engine.images,
     }
-    comparison = timing.comparison
-    if comparison is not None:
-        row["Plain loop"] = format_number(comparison.plain_seconds_per_round)
-        row["Ratio"] = f"{format_number(comparison.ratio)}x"
-        row["Estimate"] = f"{format_number(comparison.estimate.seconds)} ({comparison.estimate_share:.0%})"
-    row["Test"] = format_number(timing.evaluation_seconds)
-    if timing.whole_seconds is not None:
+    if isinstance(timing, WorkloadTiming):
+        row["Plain loop"] = format_number(timing.plain_seconds.median)
+        row["Ratio"] = f"{format_number(timing.ratio)}x"
+        row["Estimate"] = f"{format_number(timing.estimate.seconds)} ({timing.estimate_share:.0%})"
+    else:
         row["Whole run"] = format_number(timing.whole_seconds)
-    row["MiB"] = format_number(timing.peak_bytes / 2**20)
-    row["Images"] = timing.images
     return row
 
 
-def format_conditions(timing: Timing) -> str:
+def find_titles(rows: Sequence[dict[str, str]]) -> list[str]:
+    """Returns the titles of all rows in the order of `TITLES`."""
+    return [title for title in TITLES if any(title in row for row in rows)]
+
+
+def format_conditions(engine: EngineTiming) -> str:
     """Returns the line below the table: the machine, and what the rows have in common with this one."""
     return (
-        f"{timing.device} ({timing.hardware}), torch {torch.__version__}, {timing.config.precision}; "
-        f"medians of {timing.repeats} rounds (least-largest)"
+        f"{engine.device} ({engine.hardware}), torch {torch.__version__}, {engine.config.precision}; "
+        f"medians of {engine.repeats} rounds (least-largest)"
     )
 
 
 def explain_titles(titles: Iterable[str]) -> str:
     """Returns the last line below the table: what its titles mean."""
-    return "; ".join(f"{title}: {MEANINGS[title]}" for title in titles if title in MEANINGS)
+    return "; ".join(f"{title}: {TITLES[title]}" for title in titles if TITLES[title])
 
 
 def format_count(step: StepCount) -> dict[str, str]:
-    """Returns the cells of a counted step; the modelled time is left out where there is none."""
-    counts = step.counts
+    """Returns the cells of a counted step by their titles; the modelled time is left out where there is none."""
     row = {
         "Workload": step.workload,
-        "Way": step.mode,
-        "Kernels": str(counts.kernels.total()),
-        "GB": f"{counts.bytes.total() / 1e9:.2f}",
-        "GFLOP": f"{counts.flops.total() / 1e9:.1f}",
+        "Mode": step.mode,
+        "Kernels": str(step.counts.kernels),
+        "GB": f"{step.counts.bytes / 1e9:.2f}",
+        "GFLOP": f"{step.counts.flops / 1e9:.1f}",
     }
     if step.modelled_seconds is not None:
         row["Modelled ms"] = f"{1e3 * step.modelled_seconds:.2f}"

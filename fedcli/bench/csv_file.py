@@ -10,15 +10,22 @@ import pandas as pd
 from fedcli.errors import UserError, first_line
 from fedcli.files import write_atomically
 
-RENAMED_COLUMNS = {  # by the names that earlier versions wrote
-    "engine": "way",
+RENAMED_COLUMNS = {  # today's names, by those that earlier versions wrote
+    "engine": "mode",
+    "way": "mode",
     "samples_per_second": "examples_per_second",
     "data_seconds_share": "around_training_share",
-    "floor_seconds": "bound_seconds",
-    "floor_share": "bound_share",
-    "arithmetic_floor_seconds": "arithmetic_bound_seconds",
-    "memory_floor_seconds": "memory_bound_seconds",
-    "evaluation_floor_seconds": "evaluation_bound_seconds",
+    "evaluation_seconds": "test_seconds",
+    "floor_seconds": "estimate_seconds",
+    "bound_seconds": "estimate_seconds",
+    "floor_share": "estimate_share",
+    "bound_share": "estimate_share",
+    "arithmetic_floor_seconds": "arithmetic_estimate_seconds",
+    "arithmetic_bound_seconds": "arithmetic_estimate_seconds",
+    "memory_floor_seconds": "memory_estimate_seconds",
+    "memory_bound_seconds": "memory_estimate_seconds",
+    "evaluation_floor_seconds": "test_estimate_seconds",
+    "evaluation_bound_seconds": "test_estimate_seconds",
 }
 
 

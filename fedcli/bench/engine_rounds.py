@@ -1,15 +1,12 @@
 """Rounds of a run by the engine, timed by their parts."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, NamedTuple
-
-import torch
 
 from fedcli.core.federation import Federation
 from fedcli.data.dataset import Dataset
-from fedcli.runs.autotune import MAX_PASSES, autotune, peak_memory, until_captured
+from fedcli.runs.autotune import MAX_PASSES, autotune, peak_memory, reset_peak_memory, until_captured
 from fedcli.runs.machine import machine_settings
 from fedcli.runs.prepare import prepare
 from fedcli.runs.resolve import Setup
@@ -22,7 +19,7 @@ class RoundSeconds(NamedTuple):
     data: float  # to draw batches
     train: float
     aggregate: float  # all else that the method does
-    evaluate: float
+    test: float
 
     @property
     def around_training(self) -> float:
@@ -54,14 +51,14 @@ class EngineRounds:
         self.peak_bytes = 0
 
     def run_round(self, number: int) -> RoundSeconds:
-        """Runs and tests a round; returns what its parts took."""
+        """Runs a round, and tests its model if a test follows; returns what its parts took."""
         self.state, entry = one_round(self.setup, self.fed, self.state, self.fed.cohort(number))
         seconds = entry["seconds"]
         return RoundSeconds(
             data=seconds["data"],
             train=seconds["train"],
             aggregate=seconds["aggregate"],
-            evaluate=seconds["evaluate"],
+            test=seconds["evaluate"],
         )
 
     def warm_up(self, number: int) -> None:
@@ -87,12 +84,3 @@ def warmed_up_rounds(setup: Setup, number: int) -> Iterator[EngineRounds]:
         rounds = EngineRounds(setup, fed, dataset)
         rounds.warm_up(number)
         yield rounds
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Lets `peak_memory` count from here on, where the system can."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with suppress(OSError):  # no Linux, or one that does not allow it
-            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")

@@ -45,9 +45,9 @@ class StepCount:
 
     Attributes:
         workload: The name of the workload.
-        mode: The way in which its clients are trained, and how many together.
+        mode: How its clients are trained together, in words.
         precision: The precision, as `--precision` has it.
-        counts: The counts, by operation.
+        counts: The kernels, bytes and floating-point operations.
         modelled_seconds: The time on an H100 by a model; None in a precision whose rates the model does not have.
     """
 
@@ -61,19 +61,24 @@ class StepCount:
         """Returns the step as `--json` prints it."""
         written = {
             "workload": self.workload,
-            "way": self.mode,
+            "mode": self.mode,
             "precision": self.precision,
-            "kernels": self.counts.kernels.total(),
-            "gigabytes": self.counts.bytes.total() / 1e9,
-            "gflop": self.counts.flops.total() / 1e9,
+            "kernels": self.counts.kernels,
+            "gigabytes": self.counts.bytes / 1e9,
+            "gflop": self.counts.flops / 1e9,
         }
         if self.modelled_seconds is not None:
-            written["milliseconds"] = 1e3 * self.modelled_seconds
+            written["modelled_seconds"] = self.modelled_seconds
         return written
 
 
 def count_step(workload: Workload, way: str, precision: str) -> StepCount:
-    """Counts a joint step of a workload in one of `stacked.WAYS`.
+    """Counts a joint step of a workload.
+
+    Args:
+        workload: The workload, all of whose clients of a round train together.
+        way: How they do, one of `stacked.WAYS`.
+        precision: The precision, as `--precision` has it.
 
     Raises:
         UserError: If the precision is bf16.

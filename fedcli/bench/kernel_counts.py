@@ -5,8 +5,6 @@ counts as read, also where it is only written, as by `copy_`; of an index they a
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +37,7 @@ class KernelCounts(TorchDispatchMode):
     """Counts the kernels, bytes and floating-point operations of what PyTorch does inside.
 
     Attributes:
-        operations: The operations, in their order.
+        operations: The counts of each operation, in the order in which PyTorch did them.
     """
 
     def __init__(self):
@@ -47,25 +45,19 @@ class KernelCounts(TorchDispatchMode):
         self.operations: list[OperationCount] = []
 
     @property
-    def kernels(self) -> Counter[str]:
-        """The number of kernels, by the name of the operation."""
-        return self._add_up(lambda operation: operation.kernels)
+    def kernels(self) -> int:
+        """The number of kernels."""
+        return sum(operation.kernels for operation in self.operations)
 
     @property
-    def bytes(self) -> Counter[str]:
-        """The number of bytes read and written, by the name of the operation."""
-        return self._add_up(lambda operation: operation.bytes)
+    def bytes(self) -> int:
+        """The number of bytes read and written."""
+        return sum(operation.bytes for operation in self.operations)
 
     @property
-    def flops(self) -> Counter[str]:
-        """The number of floating-point operations, by the name of the operation."""
-        return self._add_up(lambda operation: operation.flops)
-
-    def _add_up(self, get_count: Callable[[OperationCount], int]) -> Counter[str]:
-        total: Counter[str] = Counter()
-        for operation in self.operations:
-            total[operation.name] += get_count(operation)
-        return total
+    def flops(self) -> int:
+        """The number of floating-point operations."""
+        return sum(operation.flops for operation in self.operations)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

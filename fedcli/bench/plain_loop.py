@@ -12,12 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedcli.bench.small_network import compute_pooled_side, small
 from fedcli.bench.workloads import SGD, SMALL_NETWORK
 from fedcli.core.federation import Federation
-from fedcli.core.layers import use_live_taps
 from fedcli.data.dataset import Dataset
 from fedcli.runs.machine import deterministic
 from fedcli.vision import torchvision
@@ -73,27 +71,19 @@ class PlainRounds:
             for _ in range(self._config.local_epochs):
                 for x, y in self._loaders[client]:
                     optimizer.zero_grad()
-                    self._loss(self.model, x, y).backward()
+                    self.compute_loss(self.model, x, y).backward()
                     optimizer.step()
             states.append(copy.deepcopy(self.model.state_dict()))
         for name in self.state:
             total = sum(state[name] for state in states)
             self.state[name] = total / len(states)
 
-    def count_flops_per_example(self) -> float:
-        """Returns the floating-point operations of a training step, forward and backward, over its examples.
+    def load_first_batch(self) -> list[Tensor]:
+        """Returns images and labels of a batch of the first client."""
+        return next(iter(self._loaders[0]))
 
-        Taps that meet padding only are left out, see `fedcli.core.layers.LiveConv2d`.
-        """
-        x, y = next(iter(self._loaders[0]))
-        live = copy.deepcopy(self.model)
-        _, channels, height, _ = x.shape
-        use_live_taps(live, channels, height)
-        with FlopCounterMode(display=False) as counter:
-            self._loss(live, x, y).backward()
-        return counter.get_total_flops() / len(x)
-
-    def _loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def compute_loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Returns the cross-entropy of a batch, in the precision of the run."""
         x = x.to(self._device)
         y = y.to(self._device)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._config.precision == "bf16"):

@@ -2,24 +2,23 @@
 
 Both sides run in the same precision and as many threads, but for a small network, which the engine trains in several
 processes and the plain loop in one thread. The engine takes deterministic operations, as in a run, and the plain loop
-PyTorch's default ones. After a round each to warm up (of the engine on CUDA as many as it takes
-until all steps are replays) they take turns, so that a noisy machine hits both. The ratio is the median over these
-pairs of plain seconds over engine seconds: above 1 the engine is faster.
+PyTorch's default ones. After a round each to warm up (of the engine on CUDA as many as it takes until all steps are
+replays) they take turns, so that a noisy machine hits both. The ratio is the median over these pairs of plain seconds
+over engine seconds: above 1 the engine is faster.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
 from fedcli.bench.clock import measure_seconds
 from fedcli.bench.engine_rounds import EngineRounds, RoundSeconds, warmed_up_rounds
-from fedcli.bench.estimate import Estimate, estimate_round
+from fedcli.bench.estimate import estimate_round
 from fedcli.bench.plain_loop import PlainRounds
-from fedcli.bench.timings import Comparison, Spread, Timing
+from fedcli.bench.timings import EngineTiming, MethodTiming, WorkloadTiming, summarize_seconds
 from fedcli.bench.workloads import has_random_images, with_images_at_hand
 from fedcli.core.batches import count_batches
 from fedcli.core.federation import Federation
@@ -49,7 +48,7 @@ def check_public_images(setup: Setup) -> None:
 
 
 @flushed_denormals()
-def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any]) -> Timing:
+def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any]) -> WorkloadTiming:
     """Times the last rounds of a workload, each by the engine and then by the plain loop.
 
     Args:
@@ -60,25 +59,31 @@ def time_workload(name: str, setup: Setup, repeats: int, progress: Callable[[str
     """
     timed_rounds = _find_last_rounds(setup, repeats)
     warm_up_round = timed_rounds.start - 1
-    seconds_of_rounds = []
+    engine_seconds = []
     plain_seconds = []
-    with warmed_up_rounds(with_images_at_hand(setup), warm_up_round) as ours:
-        fed = ours.fed
-        plain = PlainRounds(fed, ours.dataset)
-        plain.run_round(fed.cohort(warm_up_round).client_ids)
+    with warmed_up_rounds(with_images_at_hand(setup), warm_up_round) as engine_rounds:
+        fed = engine_rounds.fed
+        plain_rounds = PlainRounds(fed, engine_rounds.dataset)
+        plain_rounds.run_round(fed.cohort(warm_up_round).client_ids)
         for repeat, number in enumerate(timed_rounds, start=1):
             progress(f"{name}: round {repeat} of {repeats}")
-            seconds_of_rounds.append(ours.run_round(number))
-            plain_round = partial(plain.run_round, fed.cohort(number).client_ids)
+            engine_seconds.append(engine_rounds.run_round(number))
+            plain_round = partial(plain_rounds.run_round, fed.cohort(number).client_ids)
             plain_seconds.append(measure_seconds(plain_round, setup.device))
-        progress(f"{name}: peak rates")
-        estimate = estimate_round(fed, plain.count_flops_per_example())
-        timing = _summarize(name, ours, timed_rounds, seconds_of_rounds)
-    return replace(timing, comparison=_compare(seconds_of_rounds, plain_seconds, estimate))
+        progress(f"{name}: rates of this machine")
+        estimate = estimate_round(fed, plain_rounds)
+        engine_timing = _summarize_rounds(name, engine_rounds, timed_rounds, engine_seconds)
+    pairs = zip(plain_seconds, engine_seconds, strict=True)
+    return WorkloadTiming(
+        engine=engine_timing,
+        plain_seconds=summarize_seconds(plain_seconds),
+        ratio=median(plain / engine.without_test for plain, engine in pairs),
+        estimate=estimate,
+    )
 
 
 @flushed_denormals()
-def time_method(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any]) -> Timing:
+def time_method(name: str, setup: Setup, repeats: int, progress: Callable[[str], Any]) -> MethodTiming:
     """Times the last rounds of a method's own run, in which all of its terms have begun.
 
     The plain loop takes no part, since it trains FedAvg alone.
@@ -90,36 +95,37 @@ def time_method(name: str, setup: Setup, repeats: int, progress: Callable[[str],
         progress: A function that is told what is being done.
     """
     timed_rounds = _find_last_rounds(setup, repeats)
-    seconds_of_rounds = []
-    with warmed_up_rounds(with_images_at_hand(setup), timed_rounds.start - 1) as ours:
+    engine_seconds = []
+    with warmed_up_rounds(with_images_at_hand(setup), timed_rounds.start - 1) as engine_rounds:
         for repeat, number in enumerate(timed_rounds, start=1):
             progress(f"{name}: round {repeat} of {repeats}")
-            seconds_of_rounds.append(ours.run_round(number))
-        timing = _summarize(name, ours, timed_rounds, seconds_of_rounds)
-        num_tests = sum(ours.fed.is_tested(number) for number in range(setup.config.rounds))
-    whole_seconds = setup.config.rounds * timing.seconds_per_round + num_tests * timing.evaluation_seconds
-    return replace(timing, whole_seconds=whole_seconds)
+            engine_seconds.append(engine_rounds.run_round(number))
+        engine_timing = _summarize_rounds(name, engine_rounds, timed_rounds, engine_seconds)
+        num_tests = sum(engine_rounds.fed.is_tested(number) for number in range(setup.config.rounds))
+    seconds_of_rounds = setup.config.rounds * engine_timing.round_seconds.median
+    seconds_of_tests = num_tests * engine_timing.test_seconds
+    return MethodTiming(engine=engine_timing, whole_seconds=seconds_of_rounds + seconds_of_tests)
 
 
 def _find_last_rounds(setup: Setup, repeats: int) -> range:
     return range(setup.config.rounds - repeats, setup.config.rounds)
 
 
-def _summarize(name: str, ours: EngineRounds, timed_rounds: range, seconds_of_rounds: Sequence[RoundSeconds]) -> Timing:
+def _summarize_rounds(
+    name: str, engine_rounds: EngineRounds, timed_rounds: range, engine_seconds: Sequence[RoundSeconds]
+) -> EngineTiming:
     """Returns what the engine took for the rounds that were timed, and under what conditions."""
-    setup = ours.setup
+    setup = engine_rounds.setup
+    fed = engine_rounds.fed
     hardware = environment(setup.device)["hardware"]
-    seconds = [round_seconds.without_test for round_seconds in seconds_of_rounds]
-    seconds_per_round = median(seconds)
-    around_training = median(round_seconds.around_training for round_seconds in seconds_of_rounds)
-    examples = sum(_count_examples(ours.fed, number) for number in timed_rounds)
+    round_seconds = summarize_seconds([seconds.without_test for seconds in engine_seconds])
+    around_training = median(seconds.around_training for seconds in engine_seconds)
+    examples_per_round = fmean(_count_examples(fed, number) for number in timed_rounds)
     # The last round of a run is tested and always among those that are timed.
-    seconds_of_tests = [
-        round_seconds.evaluate
-        for number, round_seconds in zip(timed_rounds, seconds_of_rounds, strict=True)
-        if ours.fed.is_tested(number)
+    test_seconds = [
+        seconds.test for number, seconds in zip(timed_rounds, engine_seconds, strict=True) if fed.is_tested(number)
     ]
-    return Timing(
+    return EngineTiming(
         workload=name,
         method=setup.method.name,
         config=setup.config,
@@ -128,13 +134,12 @@ def _summarize(name: str, ours: EngineRounds, timed_rounds: range, seconds_of_ro
         device=str(setup.device),
         hardware=hardware["name"],
         threads=hardware["threads"],
-        mode=ours.fed.engine.mode,
-        seconds_per_round=seconds_per_round,
-        seconds_spread=_find_spread(seconds),
-        examples_per_second=examples / len(timed_rounds) / seconds_per_round,
-        peak_bytes=ours.peak_bytes,
-        evaluation_seconds=median(seconds_of_tests),
-        around_training_share=around_training / seconds_per_round,
+        mode=fed.engine.mode,
+        round_seconds=round_seconds,
+        examples_per_second=examples_per_round / round_seconds.median,
+        peak_bytes=engine_rounds.peak_bytes,
+        test_seconds=median(test_seconds),
+        around_training_share=around_training / round_seconds.median,
     )
 
 
@@ -146,22 +151,3 @@ def _count_examples(fed: Federation, number: int) -> int:
     sizes = [len(fed.training[client]) for client in fed.cohort(number).client_ids]
     batches = count_batches(sizes, fed.batch_size, fed.config.drop_last)
     return fed.local_epochs * int(np.minimum(sizes, np.multiply(batches, fed.batch_size)).sum())
-
-
-def _compare(
-    seconds_of_rounds: Sequence[RoundSeconds], plain_seconds: Sequence[float], estimate: Estimate
-) -> Comparison:
-    """Compares the plain loop and the estimate of a round with the engine."""
-    seconds = [round_seconds.without_test for round_seconds in seconds_of_rounds]
-    ratios = [plain / engine for plain, engine in zip(plain_seconds, seconds, strict=True)]
-    return Comparison(
-        plain_seconds_per_round=median(plain_seconds),
-        plain_spread=_find_spread(plain_seconds),
-        ratio=median(ratios),
-        estimate=estimate,
-        estimate_share=estimate.seconds / median(seconds),
-    )
-
-
-def _find_spread(seconds: Sequence[float]) -> Spread:
-    return Spread(least=min(seconds), largest=max(seconds))
