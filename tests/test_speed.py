@@ -1,4 +1,4 @@
-"""The pages of speed, and what the README quotes of them, say what the CSV files beside the pages do."""
+"""The page of speed, and what the README quotes of it, say what the CSV files beside the page do."""
 
 import csv
 import re
@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import pytest
 
+from fedcli.bench.workloads import find_workload
+
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "results" / "speed"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (SPEED / "README.md").read_text(encoding="utf-8")
-TRIALS = (SPEED / "trials.md").read_text(encoding="utf-8")
 THOUSANDS_COMMA = r"(?<=\d),(?=\d{3})"
 NUMBER = r"[\d.]+%?"
 
@@ -27,8 +28,8 @@ def read_rows(pattern):
 
 
 NOTED_ROWS = read_rows("noted.csv")
-WITHOUT_MEASUREMENTS = {"What is measured", "Results", "How to run it again"}  # the first: see tests/test_workloads.py
-WITHOUT_NUMBERS = {"kept", "default", "what it does beside local training"}  # columns
+WITHOUT_MEASUREMENTS = {"What is timed", "On your machine"}  # the first: see tests/test_workloads.py
+WITHOUT_NUMBERS = {"what it does beside local training"}  # columns
 FROM_OTHER_FILES = {"Two cores of an Intel Xeon", "Clients and batch sizes", "An NVIDIA H200", "Other toolkits"}
 
 
@@ -68,10 +69,16 @@ def find_noted(cell):
     """Returns the values that were noted for a cell, by their statistic."""
     values = defaultdict(list)
     for noted in NOTED_ROWS:
-        row, column = split_line(f"|{noted['row']}|{noted['column']}|")
-        if (noted["section"], row, column) == (cell.section, cell.row, cell.column):
-            values[noted["statistic"]].append(noted["value"])
+        if find_place(noted) == (cell.section, cell.row, cell.column):
+            percent = "%" if noted["unit"] == "%" else ""
+            values[noted["statistic"]].append(noted["value"] + percent)
     return values
+
+
+def find_place(noted):
+    """Returns the section, row and column of the cell that a number was noted for."""
+    row, column = split_line(f"|{noted['row']}|{noted['column']}|")
+    return noted["section"], row, column
 
 
 def format_noted(values):
@@ -82,7 +89,7 @@ def format_noted(values):
         texts.add(of_statistic[0] if is_single else f"{median(map(float, of_statistic)):.2f}")
     ordered = sorted(chain.from_iterable(values.values()), key=lambda value: float(value.rstrip("%")))
     if len(ordered) > 1:
-        texts.add(f"{ordered[0]} to {ordered[-1]}")
+        texts.add(f"{ordered[0]}-{ordered[-1]}")
     if {"median", "least", "largest"} <= values.keys():
         (middle,), (least,), (largest,) = values["median"], values["least"], values["largest"]
         texts.add(f"{middle} ({least}-{largest})")
@@ -91,11 +98,17 @@ def format_noted(values):
 
 def test_each_number_that_was_noted_has_a_place_of_its_own():
     places = [tuple(row[name] for name in ("section", "row", "column", "statistic", "run")) for row in NOTED_ROWS]
-    assert len(places) == len(set(places)) == 514
+    assert len(places) == len(set(places)) == 65
+
+
+def test_each_number_that_was_noted_is_of_a_cell_of_the_page():
+    places = [(cell.section, cell.row, cell.column) for cell in read_cells(PAGE)]
+    for noted in NOTED_ROWS:
+        assert places.count(find_place(noted)) == 1, noted
 
 
 def test_every_number_in_a_table_was_noted_for_its_cell_or_is_of_another_file():
-    cells = [cell for cell in read_cells(PAGE) + read_cells(TRIALS) if cell.section not in WITHOUT_MEASUREMENTS]
+    cells = [cell for cell in read_cells(PAGE) if cell.section not in WITHOUT_MEASUREMENTS]
     assert {cell.section for cell in cells} > FROM_OTHER_FILES
     sections_with_numbers = set()
     for cell in cells:
@@ -109,7 +122,7 @@ def test_every_number_in_a_table_was_noted_for_its_cell_or_is_of_another_file():
 
 
 def find_spread(numbers, digits=1):
-    return f"{min(numbers):.{digits}f} to {max(numbers):.{digits}f}"
+    return f"{min(numbers):.{digits}f}-{max(numbers):.{digits}f}"
 
 
 def test_the_first_lines_of_the_page_are_what_its_tables_say():
@@ -124,13 +137,19 @@ def test_the_first_lines_of_the_page_are_what_its_tables_say():
     on_a_gpu = ratios["An NVIDIA H200"]
     of_others = []
     for cell in cells:
-        if cell.section == "Other toolkits" and cell.text and "test" not in cell.row:
+        if cell.column in {"PFLlib", "Flower", "fluke"} and cell.text and "test" not in cell.row:
             of_others.append(float(cell.text))
-    first_lines = " ".join(PAGE.partition("## What is measured")[0].split())
-    assert f"takes {find_spread(on_two_cores)} times as long as fedcli for `w1` and `w2`." in first_lines
+    first_lines = " ".join(PAGE.partition("## What is timed")[0].split())
+    assert (
+        f"takes {find_spread(on_two_cores)} times as long as fedcli for the workloads `w1` and `w2` below."
+        in first_lines
+    )
     assert f"For `w4` it takes {of_w4:.1f} times as long, where fedcli has two processes" in first_lines
-    assert f"take {find_spread(of_others)} times as long as fedcli there, without the test" in first_lines
-    assert f"takes {min(on_a_gpu):.1f} to {max(on_a_gpu):.0f} times as long for `w1`, `w2` and `w3`" in first_lines
+    assert f"take {find_spread(of_others)} times as long as fedcli on two CPU cores, without the test" in first_lines
+    assert (
+        f"takes {min(on_a_gpu):.1f}-{max(on_a_gpu):.0f} times as long for `w1`, `w2` and an epoch of `w3`"
+        in first_lines
+    )
 
 
 @pytest.mark.parametrize("name", ["w1", "w2"])
@@ -175,8 +194,13 @@ def test_clients_and_batch_sizes_on_the_page_are_those_of_the_csv_file():
 def test_rounds_on_a_gpu_are_on_the_page_and_their_ratio_in_the_readme(row):
     ratio = f"{float(row['ratio']):.1f}"
     assert f"{ratio} (`{row['workload']}`" in README
+    workload = find_workload(row["workload"])
+    name = workload.name
+    if int(row["local_epochs"]) != workload.local_epochs:
+        assert row["local_epochs"] == "1"
+        name += ", 1 epoch"
     cells = [
-        row["workload"],
+        name,
         row["mode"],
         f"{float(row['seconds_per_round']):.3f}",
         f"{float(row['plain_seconds_per_round']):.3f}",
@@ -187,7 +211,7 @@ def test_rounds_on_a_gpu_are_on_the_page_and_their_ratio_in_the_readme(row):
     assert f"| {' | '.join(cells)} |" in PAGE
 
 
-def test_the_pages_say_how_much_longer_deterministic_operations_take():
+def test_the_page_says_how_much_longer_deterministic_operations_take():
     rows = [row for row in NOTED_ROWS if row["section"] == "Deterministic operations"]
 
     def seconds_of_round(operations):
@@ -196,13 +220,13 @@ def test_the_pages_say_how_much_longer_deterministic_operations_take():
     ratio = seconds_of_round("all deterministic") / seconds_of_round("non-deterministic")
     assert f"with which `w1` takes {ratio:.1f} times as long." in README
     assert f"with them `w1` takes {ratio:.1f} times as long in the engine" in PAGE
+    assert f"with which `w1` takes {ratio:.1f} times as long." in PAGE.partition("## What is timed")[0]
 
 
 def test_the_page_says_how_long_a_step_in_bf16_takes():
     def milliseconds_of_step(precision):
-        (milliseconds,) = find_noted(Cell("Casting to bf16", "whole step", precision, text=""))["least"]
+        (milliseconds,) = find_noted(Cell("bf16 on a CPU", precision, "milliseconds a step", text=""))["least"]
         return milliseconds
 
-    in_bf16 = milliseconds_of_step("bf16, autocast")
-    in_float32 = milliseconds_of_step("float32")
-    assert f"takes {in_bf16} instead of {in_float32} milliseconds" in " ".join(PAGE.split())
+    assert f"| `float32` | {milliseconds_of_step('float32')} |" in PAGE
+    assert f"| `bf16` | {milliseconds_of_step('bf16')} |" in PAGE
