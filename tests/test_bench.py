@@ -476,7 +476,7 @@ def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
     assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * estimate.count_flops_per_example(plain))
     values = 2 * 582_026
     nbytes = Counter()
-    for operation in step.counts.operations:
+    for operation in step.operations:
         nbytes[operation.name] += operation.bytes
     assert nbytes["_fused_sgd_"] == 5 * 4 * values  # parameters and momentum read and written, gradients read
     assert not any(nbytes[name] >= 3 * 4 * values for name in ("where", "add", "stack", "cat"))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fedcli.bench import joint_step, kernel_counts, plain_loop, random_images, workloads
+from fedcli.bench import joint_step, operation_counts, plain_loop, random_images, workloads
 from fedcli.core import backbones
 from tests.commands import output_of
 
@@ -120,6 +120,6 @@ def test_a_list_of_tensors_takes_as_many_kernels_as_pytorch_cuts_it_into():
     few = [torch.zeros(9)] * 48
     many = [torch.zeros(9)] * 49
     large = [torch.zeros(320 * 65536 + 1, device="meta")]
-    assert kernel_counts.count_list_kernels(few) == 1
-    assert kernel_counts.count_list_kernels(many) == 2
-    assert kernel_counts.count_list_kernels(large) == 2
+    assert operation_counts.count_list_kernels(few) == 1
+    assert operation_counts.count_list_kernels(many) == 2
+    assert operation_counts.count_list_kernels(large) == 2

@@ -69,9 +69,9 @@ def format_count(step: StepCount) -> dict[str, str]:
     row = {
         "Workload": step.workload,
         "Mode": step.mode,
-        "Kernels": str(step.counts.kernels),
-        "GB": f"{step.counts.bytes / 1e9:.2f}",
-        "GFLOP": f"{step.counts.flops / 1e9:.1f}",
+        "Kernels": str(step.kernels),
+        "GB": f"{step.gigabytes:.2f}",
+        "GFLOP": f"{step.gflop:.1f}",
     }
     if step.modelled_seconds is not None:
         row["Modelled ms"] = f"{1e3 * step.modelled_seconds:.2f}"

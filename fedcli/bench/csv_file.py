@@ -33,9 +33,11 @@ def prepare_csv(path: Path) -> None:
     """Makes the folder of a file to append to; refuses what `append_csv` could not append to."""
     if path.exists() and not path.is_file():
         raise UserError(f"'{path}' is not a file; choose a new file or one that --csv wrote.")
-    if _has_content(path) and not path.read_bytes().startswith(b"workload,"):
-        raise UserError(f"'{path}' does not hold results of this command; choose a new file or one that --csv wrote.")
     if _has_content(path):
+        if not path.read_bytes().startswith(b"workload,"):
+            raise UserError(
+                f"'{path}' does not hold results of this command; choose a new file or one that --csv wrote."
+            )
         fault = _find_fault(path)
         if fault:
             raise UserError(f"'{path}' cannot be read ({fault}); choose a new file.")

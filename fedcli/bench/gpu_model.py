@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedcli.bench.kernel_counts import OperationCount
+from fedcli.bench.operation_counts import OperationCount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,14 @@ class GPUModel:
             achieved_fraction = self.product_fraction
             if "convolution" in operation.name:
                 achieved_fraction = self.convolution_fraction
-            to_start = operation.kernels * self.start_seconds
-            to_move = operation.bytes / self.bytes_per_second
-            to_compute = operation.flops / (achieved_fraction * self.flops_per_second)
-            seconds += max(to_start, to_move, to_compute)
+            seconds_to_start = operation.kernels * self.start_seconds
+            seconds_to_move = operation.bytes / self.bytes_per_second
+            seconds_to_compute = operation.flops / (achieved_fraction * self.flops_per_second)
+            seconds += max(seconds_to_start, seconds_to_move, seconds_to_compute)
         return seconds
 
 
+# The rates are those of a large copy and a large matrix product; the other values are assumptions.
 H100 = GPUModel(
     precision="float32",
     start_seconds=1.5e-6,

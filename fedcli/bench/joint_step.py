@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fedcli.bench.gpu_model import H100
-from fedcli.bench.kernel_counts import KernelCounts
+from fedcli.bench.operation_counts import OperationCount, OperationCounter
 from fedcli.bench.workloads import Workload, prepare_workload, with_random_images
 from fedcli.core.graphs import Work
 from fedcli.core.objectives import plain_loss
@@ -47,15 +47,30 @@ class StepCount:
         workload: The name of the workload.
         mode: How its clients are trained together, in words.
         precision: The precision, as `--precision` has it.
-        counts: The kernels, bytes and floating-point operations.
+        operations: The counts of its operations.
         modelled_seconds: The time on an H100 by a model; None in a precision whose rates the model does not have.
     """
 
     workload: str
     mode: str
     precision: str
-    counts: KernelCounts
+    operations: Sequence[OperationCount]
     modelled_seconds: float | None
+
+    @property
+    def kernels(self) -> int:
+        """The number of kernels."""
+        return sum(operation.kernels for operation in self.operations)
+
+    @property
+    def gigabytes(self) -> float:
+        """The gigabytes read and written."""
+        return sum(operation.bytes for operation in self.operations) / 1e9
+
+    @property
+    def gflop(self) -> float:
+        """The floating-point operations, in thousands of millions."""
+        return sum(operation.flops for operation in self.operations) / 1e9
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the step as `--json` prints it."""
@@ -63,9 +78,9 @@ class StepCount:
             "workload": self.workload,
             "mode": self.mode,
             "precision": self.precision,
-            "kernels": self.counts.kernels,
-            "gigabytes": self.counts.bytes / 1e9,
-            "gflop": self.counts.flops / 1e9,
+            "kernels": self.kernels,
+            "gigabytes": self.gigabytes,
+            "gflop": self.gflop,
         }
         if self.modelled_seconds is not None:
             written["modelled_seconds"] = self.modelled_seconds
@@ -77,7 +92,7 @@ def count_step(workload: Workload, way: str, precision: str) -> StepCount:
 
     Args:
         workload: The workload, all of whose clients of a round train together.
-        way: How they do, one of `stacked.WAYS`.
+        way: The way in which the engine trains them together, one of `stacked.WAYS`.
         precision: The precision, as `--precision` has it.
 
     Raises:
@@ -109,15 +124,15 @@ def count_step(workload: Workload, way: str, precision: str) -> StepCount:
     step = fed.optimizer_step(plain_loss(fed.network))
     engine.train(step, clients, fed.plan(cohort), fed.lr(0), context=None, axes=None)
     (stack,) = engine.stacks.values()
-    with KernelCounts() as counts:
+    with OperationCounter() as counter:
         stack.take_step(padded=False, updates=stack.captured)
     modelled_seconds = None
     if precision == H100.precision:
-        modelled_seconds = H100.compute_seconds(counts.operations)
+        modelled_seconds = H100.compute_seconds(counter.operations)
     return StepCount(
         workload=workload.name,
         mode=f"{way} x {size}",
         precision=precision,
-        counts=counts,
+        operations=counter.operations,
         modelled_seconds=modelled_seconds,
     )

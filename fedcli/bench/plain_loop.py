@@ -20,14 +20,16 @@ from fedcli.data.dataset import Dataset
 from fedcli.runs.machine import deterministic
 from fedcli.vision import torchvision
 
+NUM_CLASSES = 10  # of the data sets of all workloads
+
 
 def build_plain_network(backbone: str, channels: int, image_size: int) -> nn.Module:
     """Returns the network of a workload as PyTorch's users write it, without anything of the project's."""
     if backbone == SMALL_NETWORK:
-        return small(channels, image_size, num_classes=10)
+        return small(channels, image_size, NUM_CLASSES)
     if backbone == "cnn-mcmahan":
         return _build_cnn_mcmahan(channels, image_size)
-    return getattr(torchvision().models, backbone)(num_classes=10)
+    return getattr(torchvision().models, backbone)(num_classes=NUM_CLASSES)
 
 
 def _build_cnn_mcmahan(channels: int, image_size: int) -> nn.Module:
@@ -35,7 +37,7 @@ def _build_cnn_mcmahan(channels: int, image_size: int) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(64 * side**2, 512), nn.ReLU(), nn.Linear(512, 10),
+        nn.Flatten(), nn.Linear(64 * side**2, 512), nn.ReLU(), nn.Linear(512, NUM_CLASSES),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from fedcli.bench.estimate import Estimate
 from fedcli.runs.options import ResolvedConfig
 
 
-class SecondsOfRounds(NamedTuple):
+class SecondsSummary(NamedTuple):
     """The median, the least and the largest of the seconds of some rounds."""
 
     median: float
@@ -19,9 +19,9 @@ class SecondsOfRounds(NamedTuple):
     largest: float
 
 
-def summarize_seconds(seconds: Sequence[float]) -> SecondsOfRounds:
+def summarize_seconds(seconds: Sequence[float]) -> SecondsSummary:
     """Returns the median, the least and the largest of the seconds of some rounds."""
-    return SecondsOfRounds(median=median(seconds), least=min(seconds), largest=max(seconds))
+    return SecondsSummary(median=median(seconds), least=min(seconds), largest=max(seconds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class EngineTiming:
         mode: How clients were trained together, as the engine says it in words.
         round_seconds: The seconds of a round, without the test after it.
         examples_per_second: The number of examples that clients train on in a second of a round.
-        peak_bytes: The most memory until the engine has warmed up. On CUDA what PyTorch holds, from the
-            choice of the mode on, if there is one. On a CPU what the process holds, with what it takes to prepare the
-            data, and without forked processes (the largest so far where the system cannot reset it).
+        peak_bytes: The most memory until the engine has warmed up. On CUDA what PyTorch holds, from the choice of the
+            mode on, if there is one. On a CPU what the process holds, with what it takes to prepare the data, and
+            without forked processes (the largest so far where the system cannot reset it).
         test_seconds: The median of a test of every model that a round has changed.
         around_training_share: The part of a round before and after local training, as the mean of the models.
     """
@@ -56,7 +56,7 @@ class EngineTiming:
     hardware: str
     threads: int
     mode: str
-    round_seconds: SecondsOfRounds
+    round_seconds: SecondsSummary
     examples_per_second: float
     peak_bytes: int
     test_seconds: float
@@ -100,7 +100,7 @@ class WorkloadTiming:
     """
 
     engine: EngineTiming
-    plain_seconds: SecondsOfRounds
+    plain_seconds: SecondsSummary
     ratio: float
     estimate: Estimate
 

@@ -41,7 +41,10 @@ class Workload:
     @property
     def names(self) -> set[str]:
         """Returns the names by which it is chosen, and which files of measurements have."""
-        return {self.name, self.alias} - {""}
+        names = {self.name}
+        if self.alias:
+            names.add(self.alias)
+        return names
 
     @property
     def options(self) -> dict[str, Any]:
@@ -75,8 +78,9 @@ W3 = Workload(
     batch_size=64,
 )
 W4 = replace(W1, name="w4", alias="small-network", backbone=SMALL_NETWORK)
-WORKLOADS = (W1, W2, W3, W4)
-NAMES = (*(workload.name for workload in WORKLOADS), *(workload.alias for workload in WORKLOADS))
+WORKLOADS = [W1, W2, W3, W4]
+NAMES = [workload.name for workload in WORKLOADS]
+NAMES += [workload.alias for workload in WORKLOADS]
 
 
 def _scale_w1(cohort_size: int, batch_size: int) -> Workload:
@@ -85,15 +89,13 @@ def _scale_w1(cohort_size: int, batch_size: int) -> Workload:
     return replace(W1, name=name, alias="", local_epochs=1, cohort_size=cohort_size, batch_size=batch_size)
 
 
-SCALING = (
-    *(_scale_w1(cohort_size, batch_size=64) for cohort_size in (1, 2, 5, 10, 20, 50, 100)),
-    *(_scale_w1(10, batch_size) for batch_size in (10, 32, 128)),
-)
+SCALING = [_scale_w1(cohort_size, batch_size=64) for cohort_size in (1, 2, 5, 10, 20, 50, 100)]
+SCALING += [_scale_w1(10, batch_size) for batch_size in (10, 32, 128)]
 
 
 def find_workload(name: str) -> Workload | None:
     """Returns the workload of a name; None if there is none."""
-    for workload in (*WORKLOADS, *SCALING):
+    for workload in [*WORKLOADS, *SCALING]:
         if name in workload.names:
             return workload
     return None
@@ -104,20 +106,20 @@ def prepare_workload(workload: Workload, method: str = "fedavg", **given: Any) -
 
     Every option has a value then, so that none comes from a protocol.
     """
-    chosen = registry.find_method(method)
+    found_method = registry.find_method(method)
     options = {
         **vars(RunConfig()),
-        **vars(chosen.config()),
+        **vars(found_method.config()),
         "protocol": PROTOCOL,
         "rounds": ROUNDS,
         "optimizer": "sgd",
     }
-    if chosen.uses_public_data:
+    if found_method.uses_public_data:
         options["public_dataset"] = DEFAULT_DATASET
         options["public_examples"] = PUBLIC_IMAGES
     options |= {**SGD, **workload.options, **given}
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
-    return replace(resolve(chosen, options, need_data=False), data_setting=None)
+    return replace(resolve(found_method, options, need_data=False), data_setting=None)
 
 
 def with_random_images(setup: Setup) -> Setup:

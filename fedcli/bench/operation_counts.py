@@ -33,7 +33,7 @@ class OperationCount(NamedTuple):
     flops: int
 
 
-class KernelCounts(TorchDispatchMode):
+class OperationCounter(TorchDispatchMode):
     """Counts the kernels, bytes and floating-point operations of what PyTorch does inside.
 
     Attributes:
@@ -43,21 +43,6 @@ class KernelCounts(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.operations: list[OperationCount] = []
-
-    @property
-    def kernels(self) -> int:
-        """The number of kernels."""
-        return sum(operation.kernels for operation in self.operations)
-
-    @property
-    def bytes(self) -> int:
-        """The number of bytes read and written."""
-        return sum(operation.bytes for operation in self.operations)
-
-    @property
-    def flops(self) -> int:
-        """The number of floating-point operations."""
-        return sum(operation.flops for operation in self.operations)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
