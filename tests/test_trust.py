@@ -235,6 +235,18 @@ def test_all_files_of_a_package_beside_a_file_count(text):
     assert not userfiles.is_hash_of(before, "main.py")
 
 
+def test_what_editors_leave_in_a_package_beside_a_file_does_not_count():
+    """A lock of Emacs is a link to nothing, and Jupyter keeps copies of what it saves."""
+    Path("main.py").write_text("import parts")
+    Path("parts/.ipynb_checkpoints").mkdir(parents=True)
+    Path("parts/one.py").write_text("WIDTH = 3\n")
+    before = file_hash("main.py")
+    Path("parts/.#one.py").symlink_to("someone@somewhere.1:2")
+    Path("parts/.ipynb_checkpoints/one-checkpoint.py").write_text("WIDTH = 2\n")
+    Path("parts/more.py").mkdir()
+    assert file_hash("main.py") == before
+
+
 def test_a_package_beside_a_file_that_python_does_not_see_is_refused():
     Path("parts").mkdir()
     Path("parts/one.py").write_text("WIDTH = 3\n")

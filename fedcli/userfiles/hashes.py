@@ -89,8 +89,20 @@ def _file_of_module(path: Path, name: str) -> list[Path]:
 def _files_of_module(path: Path, name: str) -> list[Path]:
     """Returns the file of a module beside a file, or all files of a package there; none if it is elsewhere."""
     package, _, _ = name.partition(".")
-    folder = path.with_name(package)
-    return _file_of_module(path, name) or sorted(folder.rglob("*.py"))
+    return _file_of_module(path, name) or _files_of_package(path.with_name(package))
+
+
+def _files_of_package(folder: Path) -> list[Path]:
+    """Returns the Python files in a folder and those below it, in order; none if it is not there.
+
+    Hidden ones are left out, which nothing imports: editors leave locks and copies.
+    """
+    files = []
+    for file in sorted(folder.rglob("*.py")):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+        if file.is_file() and not is_hidden:
+            files.append(file)
+    return files
 
 
 def _imported_names(file: Path) -> list[str]:
