@@ -87,8 +87,8 @@ class ScoredPredictions(NamedTuple):
     classes: Tensor | None  # [n], those that the method's rule predicts; None where the run records no class's counts
 
 
-class TestedModel(NamedTuple):
-    """What a model gives for some images, and which of its predictions are right."""
+class TestOutcome(NamedTuple):
+    """What the test of a model on some images gives."""
 
     predictions: ScoredPredictions
     outputs: CachedOutputs | None  # to be cached for the next evaluation; None where they are too many
@@ -157,57 +157,58 @@ class Tester:
     def test(self, tests: dict[int, Positions]) -> list[ScoredPredictions]:
         """Tests the clients' models, each at its positions in the training set, or on all test images if None."""
 
-        def test_client(client: int) -> TestedModel:
-            return _test_model(self._fed, self._prototypes, self._last_outputs, self._model(client), tests[client])
+        def test_client(client: int) -> TestOutcome:
+            return self._test_model(self._model_of(client), tests[client])
 
         def test_clients(clients: list[int]) -> list[ScoredPredictions]:
-            tested_models = self._fed.engine.runner.map_one_a_process("test", test_client, clients)
+            outcomes = self._fed.engine.runner.map_one_a_process("test", test_client, clients)
             # Here, as what a fork caches ends with it.
-            for client, tested_model in zip(clients, tested_models, strict=True):
-                if tested_model.outputs is not None and self._stays_in_memory(client):
-                    self._fed.output_cache.put(self._model(client).tensors, tests[client], tested_model.outputs)
-            return [tested_model.predictions for tested_model in tested_models]
+            for client, outcome in zip(clients, outcomes, strict=True):
+                if outcome.outputs is not None and self._stays_in_memory(client):
+                    self._fed.output_cache.put(self._model_of(client).tensors, tests[client], outcome.outputs)
+            return [outcome.predictions for outcome in outcomes]
 
         return self._fed.engine.runner.workers.distribute(test_clients, list(tests))
 
-    def _model(self, client: int) -> FullModel:
+    def _model_of(self, client: int) -> FullModel:
         return model_to_test(self._fed, self._method, self._state, client)
+
+    def _test_model(self, model: FullModel, positions: Positions) -> TestOutcome:
+        """Tests what a model gives, or gave when it was last evaluated."""
+        with_features = self._prototypes is not None
+        outputs = self._last_outputs.get(model.tensors, positions, with_features)
+        if outputs is None:
+            outputs = self._run_model(model, positions, with_features)
+        if self._prototypes is None:
+            predictions = ScoredPredictions(outputs.hits, None, outputs.labels, outputs.classes)
+            return TestOutcome(predictions, outputs)
+        vectors, has_class = self._prototypes
+        assert outputs.features is not None  # they were asked for
+        near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
+        predictions = ScoredPredictions(
+            hits=top_k(near, outputs.labels, self._fed.top_k),
+            classifier_hits=outputs.hits,
+            labels=outputs.labels,
+            classes=near.argmax(1) if self._fed.config.per_class else None,
+        )
+        # All clients' features of all test images are too many to cache.
+        return TestOutcome(predictions, None if positions is None else outputs)
+
+    def _run_model(self, model: FullModel, positions: Positions, with_features: bool) -> CachedOutputs:
+        """Runs a model on images, and returns what is cached of it."""
+        features, logits, labels = self._fed.predict(
+            model.params, model.buffers, positions, model.network, quick=True, with_features=with_features
+        )
+        hits = top_k(logits, labels, self._fed.top_k)
+        classes = logits.argmax(1) if self._fed.config.per_class else None
+        return CachedOutputs(features, hits, labels, classes)
 
     def _stays_in_memory(self, client: int) -> bool:
         """Says whether the next evaluation can be given the same tensors: those of a file are new each time."""
         if self._method.personal is None:
             return True
-        of_clients = find_stored_states(self._state).values()
-        return all(states.is_in_memory(client) for states in of_clients if client in states)
-
-
-def _test_model(
-    fed: Federation, prototypes: tuple[Tensor, Tensor] | None, last_outputs: OutputCache, model: FullModel,
-    positions: Positions,
-) -> TestedModel:  # fmt: skip
-    """Tests what a model gives, or gave when it was last evaluated."""
-    with_features = prototypes is not None
-    with_classes = fed.config.per_class
-    outputs = last_outputs.get(model.tensors, positions, with_features)
-    if outputs is None:
-        features, logits, labels = fed.predict(
-            model.params, model.buffers, positions, model.network, quick=True, with_features=with_features
-        )
-        classes = logits.argmax(1) if with_classes else None
-        outputs = CachedOutputs(features, top_k(logits, labels, fed.top_k), labels, classes)
-    if prototypes is None:
-        return TestedModel(ScoredPredictions(outputs.hits, None, outputs.labels, outputs.classes), outputs)
-    vectors, has_class = prototypes
-    assert outputs.features is not None  # they were asked for
-    near = nearness(outputs.features, vectors.cpu(), has_class.cpu())
-    predictions = ScoredPredictions(
-        hits=top_k(near, outputs.labels, fed.top_k),
-        classifier_hits=outputs.hits,
-        labels=outputs.labels,
-        classes=near.argmax(1) if with_classes else None,
-    )
-    # All clients' features of all test images are too many to cache.
-    return TestedModel(predictions, None if positions is None else outputs)
+        stored = find_stored_states(self._state).values()
+        return all(states.is_in_memory(client) for states in stored if client in states)
 
 
 def tally_classes(
@@ -227,10 +228,10 @@ def tally_classes(
     right = np.zeros(num_classes, int if weights is None else float)
     predicted = np.zeros_like(right)
     actual = np.zeros_like(right)
-    for number, of_model in enumerate(predictions):
-        labels = of_model.labels.numpy()
-        assert of_model.classes is not None  # they were asked for
-        classes = of_model.classes.numpy()
+    for number, scored in enumerate(predictions):
+        labels = scored.labels.numpy()
+        assert scored.classes is not None  # they were asked for
+        classes = scored.classes.numpy()
         weights_of_model = None if weights is None else weights[number]
         is_right = labels == classes
         predicted += np.bincount(classes, weights_of_model, num_classes)
@@ -275,11 +276,11 @@ def model_to_test(fed: Federation, method: Method, state: Any, client: int) -> F
 
 def own_model(personal: Callable[[Any], Mapping[int, tuple[Params, Buffers]]], state: Any, client: int) -> Model | None:
     """Returns a client's own model by `Method.personal`, None before it has taken part; reads only its stored state."""
-    only_its = {}
+    its_states = {}
     for name, states in find_stored_states(state).items():
-        only_its[name] = {client: states[client]} if client in states else {}
-    if only_its:
-        state = state._replace(**only_its)
+        its_states[name] = {client: states[client]} if client in states else {}
+    if its_states:
+        state = state._replace(**its_states)
     models = personal(state)
     return Model(*models[client]) if client in models else None
 
@@ -296,7 +297,7 @@ def _summarise_clients(clients: Iterable[int], accuracies: Sequence[float]) -> E
 
 def _find_classifier_hits(predictions: Sequence[ScoredPredictions]) -> list[np.ndarray]:
     """Returns each model's hits by the classifier; empty where the method has no other rule."""
-    return [of_model.classifier_hits.numpy() for of_model in predictions if of_model.classifier_hits is not None]
+    return [scored.classifier_hits.numpy() for scored in predictions if scored.classifier_hits is not None]
 
 
 def _test_own_parts(fed: Federation, method: Method, tester: Tester) -> TestResults:
@@ -309,10 +310,10 @@ def _test_own_parts(fed: Federation, method: Method, tester: Tester) -> TestResu
 
 
 def _test_parts(
-    accuracy: Literal["test_accuracy", "validation_accuracy"], parts: Sequence[np.ndarray], method: Method,
+    entry: Literal["test_accuracy", "validation_accuracy"], parts: Sequence[np.ndarray], method: Method,
     tester: Tester,
 ) -> TestResults:  # fmt: skip
-    """Tests on all clients' parts together by the method's rule: the entry `accuracy`, and the accuracies by client."""
+    """Tests on all clients' parts together by the method's rule: the accuracy `entry`, and those by client."""
     part_of = {client: part for client, part in enumerate(parts) if len(part)}
     if not part_of:
         return TestResults({}, [])
@@ -320,12 +321,12 @@ def _test_parts(
     if method.personal is None:  # any client has the one model
         tests = {0: np.concatenate(list(part_of.values()))}
     predictions = tester.test(tests)
-    hits = np.concatenate([of_model.hits.numpy() for of_model in predictions])
+    hits = np.concatenate([scored.hits.numpy() for scored in predictions])
     entries: Evaluation = {}
-    entries[accuracy] = _mean(hits)
+    entries[entry] = _mean(hits)
     ends = np.cumsum([len(part) for part in part_of.values()])
-    hits_of_clients = np.split(hits, ends[:-1])
-    entries |= _summarise_clients(part_of, [_mean(of_client) for of_client in hits_of_clients])
+    accuracies = [_mean(client_hits) for client_hits in np.split(hits, ends[:-1])]
+    entries |= _summarise_clients(part_of, accuracies)
     return TestResults(entries, predictions)
 
 
@@ -335,7 +336,7 @@ def _test_images(fed: Federation, method: Method, tester: Tester) -> TestResults
     predictions = tester.test(dict.fromkeys(clients))
     if method.personal is None and fed.evaluation == "domains":
         predictions = predictions * fed.num_clients  # each client of a domain has the one model
-    hits = np.stack([of_model.hits.numpy() for of_model in predictions])  # [clients, n]
+    hits = np.stack([scored.hits.numpy() for scored in predictions])  # [clients, n]
     by_domain = {}  # accuracies `[clients]`
     for number, name in enumerate(fed.domain_names):
         is_inside = _is_of_domain(fed, number)  # [n]
