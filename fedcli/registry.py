@@ -36,13 +36,14 @@ def declared_in(declaration_type: type[Any], *modules: ModuleType) -> dict[str, 
 @cache
 def _registered(declaration_type: type) -> dict[str, Any]:
     """Returns what the modules of `fedcli.papers` declare of a type, papers before baselines, each in order of name."""
-    modules = pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.")
-    names = [info.name for info in modules if not info.ispkg]
+    infos = pkgutil.walk_packages(papers.__path__, f"{papers.__name__}.")
+    names = [info.name for info in infos if not info.ispkg]
     names.sort(key=lambda name: (name.count("."), name))
-    return declared_in(declaration_type, *map(importlib.import_module, names))
+    modules = [importlib.import_module(name) for name in names]
+    return declared_in(declaration_type, *modules)
 
 
-def _from_file(text: str, declaration_type: type) -> Any:
+def _find_in_file(text: str, declaration_type: type) -> Any:
     """Returns what a user's file declares of a type by its name or its variable's; without a name, the only one.
 
     The file becomes the home of a method or step, also where a paper has its functions.
@@ -53,13 +54,14 @@ def _from_file(text: str, declaration_type: type) -> Any:
     module = import_file(path, type_name.lower())
     variable = type_name.upper()
     declared = declared_in(declaration_type, module)
-    items: dict[str, Any] = {name: value for name, value in vars(module).items() if isinstance(value, declaration_type)}
-    items |= declared
+    by_variable = {key: value for key, value in vars(module).items() if isinstance(value, declaration_type)}
+    items: dict[str, Any] = by_variable | declared
     if not items:
         raise UserError(f"the file '{path}' defines no {variable}; add {variable} = fedcli.{type_name}(...).")
-    if not name and variable not in items and len(declared) == 1:
-        (name,) = declared
-    name = name or variable
+    if not name:
+        name = variable
+        if variable not in items and len(declared) == 1:
+            (name,) = declared
     if name not in items:
         choices = ", ".join(declared or items)
         raise unknown(f"{variable} in '{path}'", name, items, f"write {path}:NAME, of {choices}.")
@@ -89,26 +91,29 @@ def _with_full_names(cell: Cell, module: ModuleType) -> Cell:
 def _with_full_paths(protocol: Protocol, folder: Path) -> Protocol:
     """Returns a protocol of a user's file in a folder, with the paths of files that it names as seen from there."""
 
-    def full(settings: Mapping[str, Any]) -> dict[str, Any]:
+    def resolve_values(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {option: resolve_beside(folder, value) for option, value in settings.items()}
 
-    def full_of_methods(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        return {method: full(settings) for method, settings in options.items()}
+    def resolve_method_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        return {method: resolve_values(settings) for method, settings in options.items()}
 
-    def full_of_data(setting: DataSetting) -> DataSetting:
+    def resolve_data_setting(setting: DataSetting) -> DataSetting:
         return replace(
             setting,
             backbone=resolve_beside(folder, setting.backbone),
-            settings=full(setting.settings),
-            method_options=full_of_methods(setting.method_options),
+            settings=resolve_values(setting.settings),
+            method_options=resolve_method_options(setting.method_options),
         )
 
+    datasets = {}
+    for name, setting in protocol.datasets.items():
+        datasets[resolve_beside(folder, name)] = resolve_data_setting(setting)
     return replace(
         protocol,
-        settings=full(protocol.settings),
-        datasets={resolve_beside(folder, name): full_of_data(setting) for name, setting in protocol.datasets.items()},
+        settings=resolve_values(protocol.settings),
+        datasets=datasets,
         public={resolve_beside(folder, name): setting for name, setting in protocol.public.items()},
-        method_options=full_of_methods(protocol.method_options),
+        method_options=resolve_method_options(protocol.method_options),
     )
 
 
@@ -126,17 +131,17 @@ def pick(name: str, noun: str, declared: Mapping[str, Any]) -> Any:
     name = in_declared_case(name, declared)
     if name not in declared:
         paper, _, _ = name.lower().partition(":")
-        of_paper = [other for other in declared if other.startswith(f"{paper}:")]
+        names_in_paper = [other for other in declared if other.startswith(f"{paper}:")]
         remedy = "'fedcli list --all' shows all."
-        if of_paper:
-            remedy = f"'{paper}' has {', '.join(of_paper)}; {remedy}"
-        raise unknown(noun, name, of_paper or declared, remedy)
+        if names_in_paper:
+            remedy = f"'{paper}' has {', '.join(names_in_paper)}; {remedy}"
+        raise unknown(noun, name, names_in_paper or declared, remedy)
     return declared[name]
 
 
 def _find(name: str, declaration_type: type, noun: str, declared: Mapping[str, Any]) -> Any:
     """Returns the declaration of a name among those declared, or by `./file.py:NAME`."""
-    return _from_file(name, declaration_type) if names_user_file(name) else pick(name, noun, declared)
+    return _find_in_file(name, declaration_type) if names_user_file(name) else pick(name, noun, declared)
 
 
 def methods() -> dict[str, Method]:
@@ -183,9 +188,12 @@ def claims(paper: str | None = None) -> list[Claim]:
 
 def posts(method: Method | None = None, chosen: str | None = None) -> dict[str, Post]:
     """Returns the steps after the last round by name: registered, of a method's file, and `chosen` by `--post`."""
-    of_file = declared_in(Post, method.module) if method else {}
-    of_user = {chosen: _from_file(chosen, Post)} if chosen and names_user_file(chosen) else {}
-    return {**_registered(Post), **of_file, **of_user}
+    steps = dict(_registered(Post))
+    if method:
+        steps |= declared_in(Post, method.module)
+    if chosen and names_user_file(chosen):
+        steps[chosen] = _find_in_file(chosen, Post)
+    return steps
 
 
 def find_post(name: str, method: Method | None = None) -> Post:
@@ -205,19 +213,21 @@ def find_method(name: str) -> Method:
 
 def _protocols_of_file(method: Method) -> dict[str, Protocol]:
     """The protocols of a method's file by name, then those of the file that has its function, if that is another."""
-    found: dict[str, Protocol] = {}
+    by_name: dict[str, Protocol] = {}
     for module in (method.module, method.origin):
         for name, protocol in declared_in(Protocol, module).items():
             if is_user_module(module):
                 protocol = _with_full_paths(protocol, Path(str(module.__file__)).parent)
-            found.setdefault(name, protocol)
-    return found
+            by_name.setdefault(name, protocol)
+    return by_name
 
 
 def find_protocol(name: str, method: Method | None = None) -> Protocol:
     """Returns the protocol of that name: registered, in the file of a method or its function, or `./file.py:NAME`."""
-    of_file = _protocols_of_file(method) if method else {}
-    return _find(name, Protocol, "protocol", {**protocols(), **of_file})
+    declared = protocols()
+    if method:
+        declared |= _protocols_of_file(method)
+    return _find(name, Protocol, "protocol", declared)
 
 
 def default_protocol(method: Method, dataset: str | None) -> Protocol:
@@ -230,14 +240,15 @@ def default_protocol(method: Method, dataset: str | None) -> Protocol:
         method: The method.
         dataset: The data set; None for the default whatever the data.
     """
-    of_file = _protocols_of_file(method)
-    name = method.default_protocol or next(iter(of_file), "")
+    file_protocols = _protocols_of_file(method)
+    name = method.default_protocol or next(iter(file_protocols), "")
     if not name and method.reduces_to:
         simpler, _ = method.reduces_to
         return default_protocol(find_method(simpler), dataset)
     registered = protocols()
     default = find_protocol(name or "own:data", method)
-    for protocol in (default, *{**registered, **of_file}.values()):
+    named = registered | file_protocols
+    for protocol in (default, *named.values()):
         if protocol.paper == default.paper and dataset in protocol.datasets:
             return protocol
     data_of_papers: set[str] = set()
