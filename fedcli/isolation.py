@@ -39,24 +39,6 @@ class ProcessSetting(NamedTuple):
     write: Callable[[Any], Any]
 
 
-_ABSENT = object()  # of a key that a dict lacks
-
-
-class Snapshot(NamedTuple):
-    """What a module, a class or a dict holds at a moment."""
-
-    container: Any
-    content: dict[Any, Any]
-
-
-class ProcessState(NamedTuple):
-    """The process at a moment."""
-
-    settings: dict[str, Any]  # by the name of what sets each
-    attributes: dict[str, Snapshot]  # of modules and classes, by their names
-    module_dicts: dict[str, Snapshot]  # our constants that are dicts, by name
-
-
 def _settings() -> dict[str, ProcessSetting]:
     """Returns the settings by the name of what sets each."""
     import numpy as np  # late, as PyTorch: help needs neither
@@ -146,52 +128,88 @@ def _must_stay(name: str, key: str, value: Any) -> bool:
     return _is_ours(name) and not key.startswith("__")
 
 
+class SavedSettings(NamedTuple):
+    """The settings of the process as they were."""
+
+    values: dict[str, Any]  # by the name of what sets each
+
+    def put_back(self) -> list[str]:
+        """Puts back what has changed, and returns it in words."""
+        changes = []
+        for name, setting in _settings().items():
+            old = self.values[name]
+            now = setting.read()
+            if now != old:
+                changes.append(f"{name} (got {now}, was {old})")
+                with suppress(Exception):  # it cannot be put back, as a handler from another thread
+                    setting.write(old)
+        return changes
+
+
+class SavedAttributes(NamedTuple):
+    """The attributes of a module or a class as they were."""
+
+    name: str  # of the module or class
+    container: Any  # the module or class itself
+    attributes: dict[str, Any]
+
+    def put_back(self) -> list[str]:
+        """Puts back what has changed, and returns it in words."""
+        now = vars(self.container)
+        if _is_same(now, self.attributes):  # nearly always, and a hundred times as fast as to look at each attribute
+            return []
+        changed = []
+        for key, old in self.attributes.items():
+            new = now.get(key)
+            if new is not old and _must_stay(self.name, key, old) and not _is_wrapped_by_its_library(new, old):
+                changed.append(key)
+                setattr(self.container, key, old)
+        for key in _overriding(self.container, self.attributes):
+            changed.append(key)
+            delattr(self.container, key)
+        return [f"{self.name}.{key} (got another one)" for key in changed]
+
+
+class SavedDict(NamedTuple):
+    """A constant of ours that is a dict, as it was."""
+
+    name: str
+    constant: dict[Any, Any]  # the dict itself
+    items: dict[Any, Any]
+
+    def put_back(self) -> list[str]:
+        """Puts back what has changed, and returns it in words."""
+        keys = {*self.constant, *self.items}
+        changed = [key for key in keys if self.constant.get(key, _ABSENT) is not self.items.get(key, _ABSENT)]
+        if changed:
+            self.constant.clear()
+            self.constant.update(self.items)
+        return [f"{self.name}[{key!r}] (got another one)" for key in changed]
+
+
+_ABSENT = object()  # of a key that a dict lacks
+ProcessState = list[SavedSettings | SavedAttributes | SavedDict]
+
+
 def _read_state() -> ProcessState:
-    settings = {name: setting.read() for name, setting in _settings().items()}
-    attributes = {}
-    module_dicts = {}
+    settings = SavedSettings({name: setting.read() for name, setting in _settings().items()})
+    attributes = []
+    dicts = []
     for name, container in _modules_and_classes():
-        attributes[name] = Snapshot(container, vars(container).copy())
+        attributes.append(SavedAttributes(name, container, vars(container).copy()))
         if not isinstance(container, ModuleType) or not _is_ours(name):
             continue
         for key, value in list(vars(container).items()):
             if key.isupper() and isinstance(value, dict):
-                module_dicts[f"{name}.{key}"] = Snapshot(value, dict(value))
-    return ProcessState(settings, attributes, module_dicts)
+                dicts.append(SavedDict(f"{name}.{key}", value, dict(value)))
+    return [settings, *attributes, *dicts]
 
 
 def _put_back(before: ProcessState) -> list[str]:
     """Puts back what has changed, and returns it in words."""
-    return [*_put_back_settings(before), *_put_back_attributes(before), *_put_back_module_dicts(before)]
-
-
-def _put_back_settings(before: ProcessState) -> list[str]:
     changes = []
-    for name, setting in _settings().items():
-        old = before.settings[name]
-        now = setting.read()
-        if now != old:
-            changes.append(f"{name} (got {now}, was {old})")
-            with suppress(Exception):  # it cannot be put back, as a handler from another thread
-                setting.write(old)
-    return changes
-
-
-def _put_back_attributes(before: ProcessState) -> list[str]:
-    changes = []
-    for name, (container, content) in before.attributes.items():
-        now = vars(container)
-        if _is_same(now, content):  # nearly always, and a hundred times as fast as to look at each attribute
-            continue
-        for key, old in content.items():
-            new = now.get(key)
-            if new is old or not _must_stay(name, key, old) or _is_wrapped_by_its_library(new, old):
-                continue
-            changes.append(f"{name}.{key} (got another one)")
-            setattr(container, key, old)
-        for key in _overriding(container, content):
-            changes.append(f"{name}.{key} (got another one)")
-            delattr(container, key)
+    for saved in before:
+        changes += saved.put_back()
     return changes
 
 
@@ -202,17 +220,6 @@ def _is_same(now: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
         and all(map(operator.is_, now.values(), old.values()))
         and all(map(operator.eq, now.keys(), old.keys()))
     )
-
-
-def _put_back_module_dicts(before: ProcessState) -> list[str]:
-    changes = []
-    for name, (now, content) in before.module_dicts.items():
-        keys = [key for key in {*now, *content} if now.get(key, _ABSENT) is not content.get(key, _ABSENT)]
-        if keys:
-            changes += [f"{name}[{key!r}] (got another one)" for key in keys]
-            now.clear()
-            now.update(content)
-    return changes
 
 
 def _overriding(container: Any, before: dict[str, Any]) -> list[str]:
