@@ -47,14 +47,18 @@ class PartitionKind(NamedTuple):
     """A kind of partition that a flag can name."""
 
     name: str  # with which its flag begins
-    rule: Callable[..., Parts]  # of labels, number of clients, seed, its options and what it needs of the data
+    # Of labels, number of clients, seed and its options, and of the data by the names of its arguments: `domain`,
+    # `writer`, `place`, `domain_names` or `groups`.
+    rule: Callable[..., Parts]
     usage: str  # how its flag is written
     options: tuple[Option, ...] = ()
-    column: str = ""  # of the data set that the rule needs beside labels: "domain", "writer" or "place"; or none
-    takes: tuple[str, ...] = ()  # what else of the data the rule is given: "domain_names" or "groups"
+    column: str = ""  # that the data set must have beside labels: "domain", "writer" or "place"; or none
     takes_path: bool = False  # as its only option, which may have colons
-    takes_remainder: bool = False  # as `classes`, of what is left over when images are divided into shards
     title: str = ""  # what titles call it, with `{}` for its options; empty where the flag itself stands there
+
+    def takes(self, keyword: str) -> bool:
+        """Whether the rule has an argument of this name."""
+        return keyword in signature(self.rule).parameters
 
     def default_of(self, option: Option) -> Any:
         """Returns the value of an option that a flag leaves out."""
@@ -97,8 +101,7 @@ PARTITION_KINDS = (
     ),
     PartitionKind(
         "classes", classes, "classes:COUNT, such as classes:2",
-        options=(Option("", "classes_per_client", read_number),),
-        takes_remainder=True, title="{} classes a client",
+        options=(Option("", "classes_per_client", read_number),), title="{} classes a client",
     ),
     PartitionKind(
         "dominant", dominant, "dominant:COUNT[:share=FRACTION], such as dominant:1:share=4/9",
@@ -115,7 +118,6 @@ PARTITION_KINDS = (
     ),
     PartitionKind(
         "domains", domains, "domains or domains+LABEL_SKEW, such as domains+dirichlet:0.5", column="domain",
-        takes=("domain_names",),
     ),
     PartitionKind(
         "writers", writers, "writers[:shares]",
@@ -156,21 +158,18 @@ class Partition:
                 f"--num-clients 1 to {len(labels)}."
             )
         columns = {"domain": domain, "writer": writer, "place": place}
-        of_data: dict[str, Any] = {
+        needed = self.kind.column
+        if needed and columns[needed] is None:
+            raise UserError(
+                f"partition '{self.flag}' needs a data set with {needed}s (got one without); choose such a data "
+                "set, import this one anew, or use --partition iid."
+            )
+        image_facts: dict[str, Any] = {
             name: None if column is None else np.asarray(column, np.int64) for name, column in columns.items()
         }
-        of_data["domain_names"] = domain_names
-        of_data["groups"] = of_data["writer"] if domain is None else of_data["domain"]
-        taken = self.kind.takes
-        needed = self.kind.column
-        if needed:
-            if of_data[needed] is None:
-                raise UserError(
-                    f"partition '{self.flag}' needs a data set with {needed}s (got one without); choose such a data "
-                    "set, import this one anew, or use --partition iid."
-                )
-            taken = (needed, *taken)
-        arguments = {name: of_data[name] for name in taken}
+        image_facts["domain_names"] = domain_names
+        image_facts["groups"] = image_facts["writer"] if domain is None else image_facts["domain"]
+        arguments = {name: value for name, value in image_facts.items() if self.kind.takes(name)}
         try:
             return self.kind.rule(labels, num_clients, seed=seed, **arguments, **self.values)
         except Unfit as why:
@@ -226,7 +225,7 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
     if names_user_file(flag):
         function = find_user_function(flag, "partition")
         function.refuse_other_order("labels", "num_clients", "rng", by_keyword=["groups"])
-        return Partition(flag, _OF_USER, {"function": function})
+        return Partition(flag, _USER_KIND, {"function": function})
     around, plus, skew = flag.partition("+")
     if around == "domains":
         within = from_flag(skew if plus else "iid", remainder)
@@ -243,7 +242,7 @@ def from_flag(flag: str, remainder: str = "spread") -> Partition:
         values = _read_options(kind, texts)
     except (LookupError, ValueError, ZeroDivisionError):  # the last for a share of 4/0
         raise UserError(f"partition '{name}' cannot be read (got '{flag[:80]}'); write {kind.usage}.") from None
-    if kind.takes_remainder:
+    if kind.takes("remainder"):
         values["remainder"] = remainder
     return _with_values(kind, values)
 
@@ -262,7 +261,7 @@ def _within_domains(within: Partition) -> Partition:
 def takes_remainder(flag: str) -> bool:
     """Whether a flag names a partition into shards, perhaps within domains, which the option `remainder` is for."""
     name, _, _ = flag.removeprefix("domains+").partition(":")
-    return name in PARTITIONS and PARTITIONS[name].takes_remainder
+    return name in PARTITIONS and PARTITIONS[name].takes("remainder")
 
 
 def leaves_remainder(flag: str, num_clients: int, num_images: int | None) -> bool:
@@ -360,7 +359,7 @@ def _are_positions(part: np.ndarray, num_examples: int) -> bool:
     return are_whole and part.min() >= 0 and part.max() < num_examples
 
 
-_OF_USER = PartitionKind("./file.py:NAME", _parts_from_user, "./file.py:NAME", takes=("groups",))
+_USER_KIND = PartitionKind("./file.py:NAME", _parts_from_user, "./file.py:NAME")
 
 
 def fingerprint(parts: Parts) -> str:
