@@ -200,9 +200,9 @@ def law_4_chunking_is_invisible(
     for with_graphs in graph_choices:
         for chunk in chunks:
             result = result_of(chunk, with_graphs)
-            of_models = distance(result.models, expected.models)
-            of_state = distance(result.state, expected.state)
-            yield Finding(f"{result.mode} against {name}", max(of_models, of_state), at_most=bound)
+            model_distance = distance(result.models, expected.models)
+            state_distance = distance(result.state, expected.state)
+            yield Finding(f"{result.mode} against {name}", max(model_distance, state_distance), at_most=bound)
 
 
 def _mode_after(engine: Engine) -> str:

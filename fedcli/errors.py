@@ -17,8 +17,8 @@ def printable(text: object) -> str:
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of what an error says, at most 300 characters, or its type where it says nothing."""
-    (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
-    return line[:300]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:300]
 
 
 class UserError(Exception):

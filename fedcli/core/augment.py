@@ -108,11 +108,11 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     """
     height, width = images.shape[2:]
     draw = _by_name(draws, _RESIZED_CROP)
-    of_area, of_ratio = draw["shapes"].double().unflatten(1, (TRIES, 2)).unbind(2)  # [N, TRIES] each
-    area = height * width * (LEAST_AREA + (1 - LEAST_AREA) * of_area)
+    area_draws, ratio_draws = draw["shapes"].double().unflatten(1, (TRIES, 2)).unbind(2)  # [N, TRIES] each
+    area = height * width * (LEAST_AREA + (1 - LEAST_AREA) * area_draws)
     lowest = math.log(RATIOS[0])
     highest = math.log(RATIOS[1])
-    ratio = (lowest + (highest - lowest) * of_ratio).exp()
+    ratio = (lowest + (highest - lowest) * ratio_draws).exp()
     columns = (area * ratio).sqrt().round()
     rows = (area / ratio).sqrt().round()
     fits = (columns <= width) & (rows <= height) & (columns > 0) & (rows > 0)

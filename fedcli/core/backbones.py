@@ -275,13 +275,12 @@ def _efficientnet_b0_32(channels: int, image_size: int, num_classes: int) -> Bac
     Weights are torch's default.
     """
     body = torchvision().models.efficientnet_b0(norm_layer=MaskedBatchNorm2d)
-    stem, *_, last = body.features
-    stem_convolution, *_ = stem
+    stem_convolution = body.features[0][0]
     stem_convolution.stride = (1, 1)
-    last_convolution, *_ = last
+    last_convolution = body.features[-1][0]
     width = last_convolution.in_channels
     body.features[-1] = nn.Identity()
-    dropout, _ = body.classifier
+    dropout = body.classifier[0]
     body.classifier = KeyedDropout(dropout.p)
     for module in body.modules():
         if isinstance(module, torchvision().models.efficientnet.MBConv):

@@ -12,8 +12,9 @@ is smaller than the others and is never dropped.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -99,8 +100,9 @@ def plan_batches(  # noqa: PLR0913  # all that a batch depends on, of which noth
     plan = _make_empty_plan(steps, len(parts), width, num_draws)
     plan.num_batches[:] = counts
     for k, (part, client, count) in enumerate(zip(parts, client_ids, counts, strict=True)):
+        generator_of = partial(generator, seed, round, client)
         for number, epoch in enumerate(epochs):
-            drawn = _draw_epoch(part, count, batch_size, width, num_draws, (seed, round, client), epoch)
+            drawn = _draw_epoch(part, count, batch_size, width, num_draws, generator_of, epoch)
             rows = slice(number * count, (number + 1) * count)
             plan.index[rows, k] = drawn.index
             plan.size[rows, k] = drawn.size
@@ -141,20 +143,21 @@ class _Epoch:
 
 
 def _draw_epoch(
-    part: np.ndarray, count: int, batch_size: int, width: int, num_draws: int, key: tuple[int, int, int], epoch: int
-) -> _Epoch:
-    """Draws `count` batches of a client, padded to `width`; the `key` is seed, round and client."""
+    part: np.ndarray, count: int, batch_size: int, width: int, num_draws: int,
+    generator_of: Callable[[str, int], np.random.Generator], epoch: int,
+) -> _Epoch:  # fmt: skip
+    """Draws `count` batches of a client, padded to `width`, by `generator_of` a purpose and the epoch."""
     used = min(len(part), count * batch_size)
-    order = generator(*key, "order", epoch).permutation(len(part))[:used]
+    order = generator_of("order", epoch).permutation(len(part))[:used]
     padded = np.pad(part[order], (0, count * width - used))
     numbers = np.arange(count)
     draws = None
     if num_draws:
-        draws = generator(*key, "augment", epoch).random((count, width, num_draws))
+        draws = generator_of("augment", epoch).random((count, width, num_draws))
     return _Epoch(
         index=padded.reshape(count, width),
         size=np.clip(used - batch_size * numbers, 0, batch_size),
         epoch_end=numbers == count - 1,
         draws=draws,
-        keys=generator(*key, "dropout", epoch).integers(2**63, size=count),
+        keys=generator_of("dropout", epoch).integers(2**63, size=count),
     )

@@ -164,7 +164,7 @@ def train_and_gather(
         trained, terms = fed.train(model, group, make_step(group.network), context)
         return GroupRound(ClientState(trained.params, trained.buffers), sent=trained.memory, terms=terms)
 
-    of_cohort = train_by_network(train_group, states, cohort, fed)
-    gathered: GatheredOutputs = of_cohort.sent
+    trained_cohort = train_by_network(train_group, states, cohort, fed)
+    gathered: GatheredOutputs = trained_cohort.sent
     means = fed.upload(mean_by_class(gathered.sums, gathered.counts), gathered.counts > 0)
-    return TrainedAndGathered(of_cohort.states, means, gathered.counts, of_cohort.terms)
+    return TrainedAndGathered(trained_cohort.states, means, gathered.counts, trained_cohort.terms)

@@ -68,8 +68,8 @@ class StepValues(NamedTuple):
 
 def separate_objective(terms: Terms) -> StepValues:
     """Separates the terms of a method from the value of `Aux.with_objective`."""
-    of_method = {name: values for name, values in terms.items() if name != _OBJECTIVE}
-    return StepValues(of_method, terms.get(_OBJECTIVE))
+    method_terms = {name: values for name, values in terms.items() if name != _OBJECTIVE}
+    return StepValues(method_terms, terms.get(_OBJECTIVE))
 
 
 LocalLoss = Callable[[Params, Buffers, Batch, Any], tuple[Tensor, Aux]]

@@ -9,20 +9,20 @@ import numpy as np
 import torch
 
 
-def generator(seed: int, *key: int | str) -> np.random.Generator:
+def generator(seed: int, *purpose: int | str) -> np.random.Generator:
     """Makes the random generator of one purpose, as `generator(seed, round, client, "order", epoch)`."""
-    words = [zlib.crc32(part.encode()) if isinstance(part, str) else int(part) for part in key]
+    words = [zlib.crc32(part.encode()) if isinstance(part, str) else int(part) for part in purpose]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *words])))
 
 
 @contextmanager
 def preserve_random_state() -> Iterator[None]:
     """Leaves the global generators of PyTorch on the CPU, of NumPy and of Python as they were."""
-    of_numpy = np.random.get_state()
-    of_python = random.getstate()
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)

@@ -350,13 +350,11 @@ class Engine:
             if key is None:
                 return self._map_over_clients(function, axes)(*chunk_arguments)
             if key not in self.calls:
-                first_of_chunk, *_ = chunk_arguments
-                self.calls.add(key, self._make_call(function, first_of_chunk, axes))
+                self.calls.add(key, self._make_call(function, chunk_arguments[0], axes))
             call = self.calls[key]
             return call(*chunk_arguments)
 
-        first, *_ = arguments
-        return concatenate(self._map_in_chunks("for each", call_chunk, num_stacked(first)))
+        return concatenate(self._map_in_chunks("for each", call_chunk, num_stacked(arguments[0])))
 
     def _make_call_of_step(self, step: Step, clients: Client, axes: tuple) -> Call:
         """Makes a call of a local step of such clients, which gives all that it returns but the clients."""
@@ -369,8 +367,8 @@ class Engine:
     def _make_call(self, function: Callable[..., Tree], first: Tree, axes: tuple) -> Call:
         """Makes a call of a function of one client, whose first argument is such as `first` and stays as it is."""
         template = make_template(first)
-        of_clients = self._map_over_clients(make_packed_function(function, template), axes)
-        return Call(of_clients, of_clients, template, self._make_step_graphs(is_reused=False))
+        mapped = self._map_over_clients(make_packed_function(function, template), axes)
+        return Call(mapped, mapped, template, self._make_step_graphs(is_reused=False))
 
     def _map_over_clients(self, function: Callable[..., Tree], axes: tuple) -> Callable[..., Tree]:
         return map_over_clients(function, axes, self.way, self.graphs, self.joint_layers)

@@ -77,8 +77,7 @@ class Processes:
             seconds = fmean(spent) if spent else self._seconds.get(task, 0.0)
             count = self._fastest(len(items_left), seconds)
             if count == 1:
-                next_item, *_ = items_left
-                done.append(timed(next_item))
+                done.append(timed(items_left[0]))
             else:
                 done += self.map_with_forks(timed, items_left, count, prepare_fork)
         if spent:

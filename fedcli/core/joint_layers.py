@@ -51,8 +51,8 @@ def cross_entropy(  # noqa: PLR0913  # the arguments of `F.cross_entropy`
     What vmap makes of it looks four times for examples to be ignored; here none of the classes is theirs.
     """
     options = (weight, size_average, ignore_index, reduce, reduction, label_smoothing)
-    of_each_example = (None, None, -100, None, "none", 0.0)
-    if options != of_each_example or input.dim() != 2 or target.dim() != 1:
+    per_example = (None, None, -100, None, "none", 0.0)
+    if options != per_example or input.dim() != 2 or target.dim() != 1:
         return F.cross_entropy(input, target, *options)
     is_other_class = target[:, None] != torch.arange(input.shape[1], device=target.device)
     return -F.log_softmax(input, 1).masked_fill(is_other_class, 0.0).sum(1)
@@ -176,10 +176,10 @@ class _MaxPoolBackward(Function):
         x = _move_clients_first(x, axis_of_x, count)
         positions = _move_clients_first(positions, axis_of_positions, count)
         axis = _find_axis_in_memory(x)
-        of_images = _MaxPoolBackward.apply(
+        images_gradient = _MaxPoolBackward.apply(
             _merge_clients(gradient, axis), _merge_clients(x, axis), _merge_clients(positions, axis), window
         )
-        return _split_clients(of_images, axis, count), axis
+        return _split_clients(images_gradient, axis, count), axis
 
 
 def _move_clients_first(tensor: Tensor, axis: int | None, count: int) -> Tensor:
@@ -243,8 +243,8 @@ class _BatchNorm(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        of_x, of_weight, of_bias = _BatchNormBackward.apply(gradient, *ctx.saved_tensors, ctx.eps)
-        return of_x, None, None, of_weight, of_bias, None, None
+        x_gradient, weight_gradient, bias_gradient = _BatchNormBackward.apply(gradient, *ctx.saved_tensors, ctx.eps)
+        return x_gradient, None, None, weight_gradient, bias_gradient, None, None
 
     @staticmethod
     def vmap(  # noqa: PLR0913  # those of `forward`
@@ -338,10 +338,10 @@ def _concatenate_clients(tensor: Tensor, axis: int | None, count: int) -> Tensor
 
 def _split_channels(outputs: Sequence[Tensor], count: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Takes the clients of `[B, K * C, ...]` and of some `[K * C]` apart; says where their axis is."""
-    values, *of_channels = outputs
+    values, *channel_values = outputs
     values = values.unflatten(1, (count, -1))
-    of_channels = [tensor.unflatten(0, (count, -1)) for tensor in of_channels]
-    return (values, *of_channels), (1, *[0] * len(of_channels))
+    channel_values = [tensor.unflatten(0, (count, -1)) for tensor in channel_values]
+    return (values, *channel_values), (1, *[0] * len(channel_values))
 
 
 # By the function of PyTorch, or of the project, for which it stands.

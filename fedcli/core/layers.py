@@ -197,7 +197,7 @@ def use_live_taps(network: nn.Module, channels: int, image_size: int) -> bool:
     def leave_out(layer: nn.Module, args: tuple) -> None:
         if type(layer) is not nn.Conv2d or not args or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
             return
-        images, *_ = args
+        images = args[0]
         size = images.shape[-2:]
         down = _Axis(size[0], layer.kernel_size[0], layer.stride[0], layer.padding[0], layer.dilation[0])
         across = _Axis(size[1], layer.kernel_size[1], layer.stride[1], layer.padding[1], layer.dilation[1])

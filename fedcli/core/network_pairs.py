@@ -70,9 +70,9 @@ class OutputPair(NamedTuple):
 def run_both(private: Network, shared: Network, params: Params, buffers: Buffers, batch: Batch) -> OutputPair:
     """Returns what the private and the shared network give for a batch, by the tensors of both in one dict."""
     models = separate_models(Model(params, buffers))
-    of_private = private(models.private.params, models.private.buffers, batch.x, batch.mask)
-    of_shared = shared(models.shared.params, models.shared.buffers, batch.x, batch.mask)
-    return OutputPair(of_private, of_shared)
+    private_output = private(models.private.params, models.private.buffers, batch.x, batch.mask)
+    shared_output = shared(models.shared.params, models.shared.buffers, batch.x, batch.mask)
+    return OutputPair(private_output, shared_output)
 
 
 class _Clip(torch.autograd.Function):

@@ -119,11 +119,10 @@ class Adam:
 
     def init_state(self, params: Params) -> AdamState:
         """Returns the state before the first step."""
-        first_value, *_ = params.values()
+        first_value = next(iter(params.values()))
+        steps = first_value.new_zeros(())
         zeros = tree_map(torch.zeros_like, params)
-        return AdamState(
-            steps=first_value.new_zeros(()), first_moments=zeros, second_moments=tree_map(torch.clone, zeros)
-        )
+        return AdamState(steps, first_moments=zeros, second_moments=tree_map(torch.clone, zeros))
 
     def update(self, params: Params, grads: Params, state: AdamState, lr: Tensor) -> tuple[Params, AdamState]:
         """Returns the parameters and the state after a step."""

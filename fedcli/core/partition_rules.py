@@ -199,14 +199,14 @@ def dominant(
     num_classes = len(sizes)
     if dominant_classes > num_classes:
         raise Unfit(f"use at most {num_classes} dominant classes")
-    of_dominant = exact_share(share)
+    dominant_share = exact_share(share)
     budget = num_classes * int(sizes.min()) // num_clients
-    base = int(budget * (1 - of_dominant) / num_classes)
-    extra = int(budget * of_dominant / dominant_classes)
+    base = int(budget * (1 - dominant_share) / num_classes)
+    extra = int(budget * dominant_share / dominant_classes)
     first = dominant_classes * np.arange(num_clients)
     is_dominant = _consecutive(first, dominant_classes, num_classes)  # [K, C]
     counts = base + extra * is_dominant
-    lacks_base = base == 0 and of_dominant < 1
+    lacks_base = base == 0 and dominant_share < 1
     lacks_extra = extra == 0
     is_too_much = (counts.sum(0) > sizes).any()
     if lacks_base or lacks_extra or is_too_much:

@@ -126,9 +126,9 @@ class Population:
             raise UserError(f"this method needs features of one width (got {listed}); choose networks of one width.")
         return first
 
-    def generator(self, *key: int | str) -> np.random.Generator:
+    def generator(self, *purpose: int | str) -> np.random.Generator:
         """Makes the random generator of one purpose, for example `fed.generator(round, client, "order")`."""
-        return generator(self.seed, *key)
+        return generator(self.seed, *purpose)
 
     def initial_model(self, network: Network | None = None) -> Model:
         """Returns a network's initial model, parameters and buffers, drawn from the run's seed."""

@@ -51,8 +51,7 @@ def map_over_clients(
     mapped = vmap(function, in_dims=axes, randomness="error")
 
     def for_clients(*arguments: Tree) -> Tree:
-        first, *_ = arguments
-        count = num_stacked(first)
+        count = num_stacked(arguments[0])
         if way == BRANCHES or count == 1:
             branches = [partial(function, *select_axes(arguments, axes, k)) for k in range(count)]
             if graphs is None:
@@ -132,9 +131,9 @@ def make_stack_updates(
     update: Update, template: Tree, batch_axes: Tree, context_axes: Tree, vectorize: Callable[..., Callable[..., Tree]]
 ) -> StackUpdates:
     """Makes a local step of one client those of several; `vectorize(function, axes)` does so with a function."""
-    of_client = make_packed_update(make_keyed_update(update), template, attrgetter("terms"))
-    full = vectorize(of_client, (0, batch_axes, context_axes))
-    padded = vectorize(of_client, (0, batch_axes._replace(mask=0), context_axes))
+    packed_update = make_packed_update(make_keyed_update(update), template, attrgetter("terms"))
+    full = vectorize(packed_update, (0, batch_axes, context_axes))
+    padded = vectorize(packed_update, (0, batch_axes._replace(mask=0), context_axes))
     return StackUpdates(full, padded)
 
 

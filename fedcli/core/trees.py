@@ -94,8 +94,7 @@ def fill_missing_terms(terms: Sequence[dict[str, Tensor]], zeros: Sequence[Tenso
 
 def num_stacked(tree: Tree) -> int:
     """Returns K, of how many clients a stacked tree is."""
-    (leaf, *_) = leaves(tree)
-    return len(leaf)
+    return len(leaves(tree)[0])
 
 
 def select(tree: Tree, index: int | slice | Tensor | np.ndarray) -> Tree:

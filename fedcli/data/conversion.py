@@ -142,7 +142,7 @@ def _refuse_other_spelling(column: str, columns: Columns) -> None:
     """
     key = NAMES_OF[column]
     names = [unicodedata.normalize("NFC", name).strip() for name in columns[key]]
-    (most_frequent, times), *_ = Counter(names).most_common(1)
+    [(most_frequent, times)] = Counter(names).most_common(1)
     if times > 1:
         raise ValueError(f"'{most_frequent}' is in {key} with other spaces or in another Unicode form: rename one")
     is_test = columns["test"]

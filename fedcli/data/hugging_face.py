@@ -70,7 +70,7 @@ def _files_of_splits(source: Source) -> dict[str, list[Path]]:
         named = list(_SPLIT.finditer(match.string))
         path = Path(match.string)
         if named:
-            *_, last = named
+            last = named[-1]
             split = last[1].lower()
             folders.add(match.string[: last.start()])
         else:  # a name of the user's own, as of a file or a folder
@@ -165,10 +165,10 @@ def _values(library: ModuleType, splits: dict[str, Any], column: str, feature: s
     """Returns the values of a feature in all splits as a column, with their names where they have some."""
     listed = []
     for split, dataset in splits.items():
-        of_split = dataset.with_format(None).select_columns([feature])[:][feature]
-        if any(value is None or value == -1 for value in of_split):
+        split_values = dataset.with_format(None).select_columns([feature])[:][feature]
+        if any(value is None or value == -1 for value in split_values):
             raise UserError(f"the split {split} has images without {feature} (got None or -1); leave them out.")
-        listed.extend(of_split)
+        listed.extend(split_values)
     values = np.array(listed)
     described = next(iter(splits.values())).features[feature]
     if isinstance(described, library.ClassLabel) and column in NAMES_OF:

@@ -157,8 +157,7 @@ def choose_splits(named: set[str], notes: list[str]) -> list[str]:
 def join_rows(sets: Sequence[Columns]) -> Columns:
     """Returns the columns of several sets of images, one below the other; all have those of the first."""
     joined = {}
-    (first, *_) = sets
-    for name in first:
+    for name in sets[0]:
         joined[name] = np.concatenate([columns[name] for columns in sets])
     return joined
 

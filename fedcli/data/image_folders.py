@@ -62,8 +62,7 @@ def _find_pictures(source: Source) -> list[_Picture]:
         pictures = _with_splits_as_classes(pictures, source.notes)
     labelled = [picture for picture in pictures if picture.label]
     if not labelled:
-        (file, *_) = source.names
-        raise ValueError(f"there are no images in folders, but '{file}'")
+        raise ValueError(f"there are no images in folders, but '{source.names[0]}'")
     if len(labelled) < len(pictures):
         source.notes.append(f"left out: {len(pictures) - len(labelled):,} images in no folder of a class")
     splits = choose_splits({picture.split for picture in labelled}, source.notes)
@@ -124,8 +123,7 @@ def _with_listed_classes(pictures: list[_Picture], classes: dict[str, dict[str, 
     for files_without_images in classes.values():
         unfit += files_without_images
     if unfit:
-        (file, *_) = unfit
-        raise ValueError(f"images and the list of their classes do not fit: '{file}' is in one of them")
+        raise ValueError(f"images and the list of their classes do not fit: '{unfit[0]}' is in one of them")
     return labelled
 
 
