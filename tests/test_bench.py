@@ -84,15 +84,15 @@ def small(folder, monkeypatch):
     make_small(monkeypatch, folder)
 
 
-def sides(workload, **options):
-    """The setup and both sides of a workload, on a few random images."""
+def prepare_sides(workload, **options):
+    """Prepares the setup, the federation and the plain loop of a workload, on a few random images."""
     setup = workloads.prepare_workload(workload, device="cpu", **options)
     setup = workloads.with_random_images(setup)
     dataset, _, fed = prepare.prepare(setup)
     return setup, fed, plain_loop.PlainRounds(fed, dataset)
 
 
-def measured(workload=TINY_CNN, repeats=1, **options):
+def time_tiny(workload=TINY_CNN, repeats=1, **options):
     setup = workloads.prepare_workload(workload, device="cpu", **options)
     return speed.time_workload("tiny", setup, repeats, lambda text: None)
 
@@ -167,8 +167,8 @@ def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
         return prepared
 
     monkeypatch.setattr(engine_rounds, "prepare", watched)
-    assert measured(TINY_CNN).engine.images == "random"
-    assert measured(replace(TINY_CNN, dataset="own")).engine.images == "real"
+    assert time_tiny(TINY_CNN).engine.images == "random"
+    assert time_tiny(replace(TINY_CNN, dataset="own")).engine.images == "real"
 
     drawn, imported = trained_on
     assert len(drawn) == len(imported) == 80  # of 90 and 100, as many as the clients hold
@@ -191,7 +191,7 @@ def run_both_sides(chunk):
     engine_sizes = []
     plain_sizes = []
     plain_images = []
-    setup, fed, plain = sides(TINY_CNN, clients_per_chunk=chunk)
+    setup, fed, plain = prepare_sides(TINY_CNN, clients_per_chunk=chunk)
     fed.engine.runner.listen(engine_sizes.append)
 
     def watch(module, inputs, output):
@@ -226,7 +226,7 @@ def test_one_client_after_the_other_both_sides_have_minibatches_of_the_same_size
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", [TINY_CNN, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
 def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
-    setup, fed, plain = sides(replace(workload, batch_size=workload.train_examples // 4), precision="float64")
+    setup, fed, plain = prepare_sides(replace(workload, batch_size=workload.train_examples // 4), precision="float64")
     state = laws.initial_state(setup, fed)
     buffers = [name for name, _ in plain.model.named_buffers() if "num_batches_tracked" not in name]
     names = [name for name, _ in plain.model.named_parameters()] + buffers
@@ -263,7 +263,7 @@ def test_no_value_of_a_protocol_enters():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedproto", "fedmd", "fccl", "fedgen"])  # a method of each kind
 def test_every_method_can_be_measured(name):
-    result = measured(method=name, clients_per_chunk="2", seed=3).as_dict()
+    result = time_tiny(method=name, clients_per_chunk="2", seed=3).as_dict()
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     expected = {
         "workload": "tiny", "method": name, "mode": "stacked x 2", "device": "cpu", "seed": 3, "cohort_size": 2,
@@ -281,10 +281,10 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
     conv1 = 2 * 24 * 24 * 32 * 25  # multiply-adds count twice; the images need no gradient, so it is passed twice
     conv2 = 2 * 8 * 8 * 64 * 32 * 25
     linear = 2 * 1024 * 512 + 2 * 512 * 10
-    *_, plain = sides(TINY_CNN)
+    *_, plain = prepare_sides(TINY_CNN)
     assert estimate.count_flops_per_example(plain) == 2 * conv1 + 3 * (conv2 + linear)
 
-    *_, plain = sides(TINY_RESNET)
+    *_, plain = prepare_sides(TINY_RESNET)
     live = estimate.count_flops_per_example(plain)
     monkeypatch.setattr(estimate, "use_live_taps", lambda *arguments: False)
     dead_weights = 6_946_816  # each of which meets one place in the image
@@ -292,7 +292,7 @@ def test_flops_of_layers_by_hand_without_taps_that_meet_padding_only(monkeypatch
 
 
 def test_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_threads):
-    _, fed, _ = sides(TINY_CNN)
+    _, fed, _ = prepare_sides(TINY_CNN)
     monkeypatch.setattr(estimate, "TRIES", 3)
     times = threading.local()  # three times for three tries: the fastest is among them, whichever thread goes on
     threads_of_calls = set()
@@ -343,12 +343,12 @@ def measure_three_rounds(monkeypatch):
     engine = [{"train": train, "aggregate": rest, "data": 0.0, "evaluate": test} for train, rest, test in times]
     rounds_run = fake_seconds(monkeypatch, engine, [30.0, 20.0, 80.0])
     can_flush = torch.set_flush_denormal(False)
-    timing = measured(repeats=3)
+    timing = time_tiny(repeats=3)
     return ThreeRounds(timing, rounds_run, can_flush, flushes_denormals())
 
 
 def test_rounds_of_both_sides_take_turns(three_rounds):
-    _, fed, _ = sides(TINY_CNN)
+    _, fed, _ = prepare_sides(TINY_CNN)
     expected = [996]
     for number in (997, 998, 999):
         expected += [number, tuple(fed.cohort(number).client_ids)]
@@ -373,7 +373,7 @@ def test_times_and_the_ratio_of_a_pair_are_medians(three_rounds):
 
 
 def test_the_estimate_is_that_of_arithmetic_or_of_memory(three_rounds):
-    *_, plain = sides(TINY_CNN)
+    *_, plain = prepare_sides(TINY_CNN)
     result = three_rounds.timing.as_dict()
     arithmetic_seconds = result["arithmetic_estimate_seconds"]
     assert result["estimate_seconds"] == max(arithmetic_seconds, result["memory_estimate_seconds"])
@@ -413,11 +413,11 @@ def test_titles_have_one_order_whichever_kind_is_timed_first(three_rounds):
 )
 def test_every_precision_is_measured_the_plain_side_by_default_operations(precision, item, dtype, monkeypatch):
     fake_seconds(monkeypatch, [{}], [1.0])
-    result = measured(precision=precision).as_dict()
+    result = time_tiny(precision=precision).as_dict()
     assert result["precision"] == precision
     assert result["memory_estimate_seconds"] == pytest.approx(12 * 6 * item * 582_026 / 1e3)
 
-    *_, plain = sides(TINY_CNN, precision=precision)
+    *_, plain = prepare_sides(TINY_CNN, precision=precision)
     seen = set()
 
     def watch(module, inputs, output):
@@ -471,7 +471,7 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
 def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
     step = joint_step.count_step(TINY_CNN, way, "float32")
     row = step.as_dict()
-    *_, plain = sides(TINY_CNN)
+    *_, plain = prepare_sides(TINY_CNN)
     clients, batch_size = 2, 8
     assert row["gflop"] * 1e9 == pytest.approx(clients * batch_size * estimate.count_flops_per_example(plain))
     values = 2 * 582_026
@@ -516,7 +516,7 @@ def test_a_workload_of_which_rows_use_other_threads_says_so_in_each_row(monkeypa
     """A small network trains in processes of one thread each."""
     small = [replace(workload, backbone=workloads.SMALL_NETWORK) for workload in workloads.WORKLOADS[1:2]]
     monkeypatch.setattr(workloads, "WORKLOADS", [workloads.WORKLOADS[0], *small])
-    lines = [json.loads(line) for line in bench("w1", "w2", "--json").splitlines()]
+    lines = [json.loads(line) for line in run_bench("w1", "w2", "--json").splitlines()]
     assert [line["threads"] for line in lines] == [torch.get_num_threads(), 1]
 
 
@@ -546,14 +546,14 @@ def test_each_option_of_bench_reaches_a_count_or_is_refused_beside_it(monkeypatc
 # The command
 
 
-def bench(*arguments):
-    """What the command prints."""
+def run_bench(*arguments):
+    """Returns what the command prints."""
     return output_of("bench", *arguments, "--device", "cpu", "--repeats", "1")
 
 
 def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     options = ("--epochs", 1, "--precision", "float64", "--clients-per-chunk", 2, "--seed", 4, "--method", "fedfm")
-    lines = bench("w2", "w1", "--json", "--csv", "deep/out.csv", *options).splitlines()
+    lines = run_bench("w2", "w1", "--json", "--csv", "deep/out.csv", *options).splitlines()
     results = [json.loads(line) for line in lines]
     expected = {
         "local_epochs": 1, "precision": "float64", "mode": "stacked x 2", "seed": 4, "method": "fedfm",
@@ -565,7 +565,7 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
     # A file that another version wrote has its columns in another order.
     rows = pd.read_csv("deep/out.csv")
     rows[["workload", *sorted(rows.columns.drop("workload"))]].to_csv("deep/out.csv", index=False)
-    bench("w1", "--csv", "deep/out.csv")
+    run_bench("w1", "--csv", "deep/out.csv")
 
     rows = pd.read_csv("deep/out.csv")
     assert list(rows.workload) == ["w2", "w1", "w1"]
@@ -667,7 +667,7 @@ def test_every_earlier_name_of_a_column_is_tried():
 
 def test_a_file_to_append_to_may_be_empty_and_is_a_file(folder):
     (folder / "out.csv").touch()
-    bench("w1", "--csv", "out.csv")
+    run_bench("w1", "--csv", "out.csv")
     assert [*pd.read_csv("out.csv").workload] == ["w1"]
     os.mkfifo("pipe")
     (folder / "results").mkdir()
@@ -676,7 +676,7 @@ def test_a_file_to_append_to_may_be_empty_and_is_a_file(folder):
 
 
 def test_by_any_of_its_names_a_workload_is_written_by_its_short_one():
-    (line,) = bench("resnet18", "--json", "--csv", "out.csv").splitlines()
+    (line,) = run_bench("resnet18", "--json", "--csv", "out.csv").splitlines()
     assert json.loads(line)["workload"] == "w3"
     assert [*pd.read_csv("out.csv").workload] == ["w3"]
     for line in output_of("bench", "resnet18", "--count", "--json").splitlines():
@@ -700,7 +700,7 @@ def test_public_images_that_are_missing_are_refused_before_anything_is_timed(mon
 def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
     """By default these are the two short workloads, else those that are named, and those of scaling."""
     monkeypatch.setattr(workloads, "SCALING", [replace(TINY_CNN, name=name) for name in ("w1 K=1 B=8", "w1 K=2 B=8")])
-    title, first, second, machine, meanings = bench().splitlines()
+    title, first, second, machine, meanings = run_bench().splitlines()
     assert [line.split()[0] for line in (title, first, second)] == ["Workload", "w1", "w2"]
     assert first.strip().endswith("random")
     assert f"torch {torch.__version__}, float32; medians of 1 rounds" in machine
@@ -709,9 +709,9 @@ def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
     for line in (first, second):
         cells = re.split("  +", line.strip())
         assert cells[titles.index("Threads")] == str(torch.get_num_threads())
-    lines = bench("w2", "--scaling").splitlines()
+    lines = run_bench("w2", "--scaling").splitlines()
     assert [line.split("  ")[0] for line in lines[1:4]] == ["w2", "w1 K=1 B=8", "w1 K=2 B=8"]
-    lines = bench("--scaling").splitlines()
+    lines = run_bench("--scaling").splitlines()
     assert [line.split("  ")[0] for line in lines[1:5]] == ["w1", "w2", "w1 K=1 B=8", "w1 K=2 B=8"]
 
 
