@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedcli.arguments import (
     as_list,
-    grid_texts,
-    methods_text,
-    plain_jobs,
-    plain_method_options,
-    plain_seeds,
-    plain_values,
+    convert_jobs,
+    convert_method_options,
+    convert_options,
+    convert_seeds,
+    spell_grid,
+    spell_methods,
 )
 from fedcli.errors import UserError
 from fedcli.keywords import in_keywords, keywords_for_flags
@@ -83,14 +83,14 @@ def run(  # noqa: PLR0913  # what a user calls: one keyword for each choice
 
     with in_keywords():
         experiment = _Experiment(
-            methods=methods_text(method).split(","),
-            given=GivenOptions(plain_values(options), tuned=None if tuned is None else os.fspath(tuned)),
-            method_options=plain_method_options({} if set is None else set),
+            methods=spell_methods(method).split(","),
+            given=GivenOptions(convert_options(options), tuned=None if tuned is None else os.fspath(tuned)),
+            method_options=convert_method_options({} if set is None else set),
             out=out,
-            seeds=plain_seeds(seeds),
+            seeds=convert_seeds(seeds),
             continue_=continue_,
         )
-        jobs = plain_jobs(jobs)
+        jobs = convert_jobs(jobs)
         if exist_ok and continue_:
             raise UserError(
                 "--exist-ok renames the runs that are there, and --continue goes on with them (got both); leave one of "
@@ -229,16 +229,16 @@ def tune(
     from fedcli.returned import Tuned
 
     with in_keywords():
-        jobs = plain_jobs(jobs)
-        options = plain_values(options)
-        method_options = plain_method_options({} if set is None else set)
+        jobs = convert_jobs(jobs)
+        options = convert_options(options)
+        method_options = convert_method_options({} if set is None else set)
         plan = tuning.plan_trials(
-            methods_text(method),
+            spell_methods(method),
             options,
-            grid=grid_texts(grid),
+            grid=spell_grid(grid),
             num_trials=trials,
             out=out,
-            seeds=plain_seeds(seeds),
+            seeds=convert_seeds(seeds),
             method_options=method_options,
         )
         for text in (describe_protocols(plan.runs), *tuning.write_notes_on_drawn_trials(plan)):

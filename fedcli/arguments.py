@@ -16,17 +16,17 @@ def as_list(value: Any) -> list[Any]:
     return [value]
 
 
-def plain_jobs(jobs: Any) -> int:
+def convert_jobs(jobs: Any) -> int:
     """Returns a number of parallel runs as Python's own; refuses what is none."""
-    plain = _plain_entry(jobs)
+    plain = _convert_entry(jobs)
     if type(plain) is not int or plain < 1:
         raise UserError(f"--jobs must be a whole number from 1 on (got {plain!r}); leave it out for one run at a time.")
     return plain
 
 
-def plain_trials(trials: Any) -> int | None:
+def convert_trials(trials: Any) -> int | None:
     """Returns a number of trials as Python's own, or None; refuses what is neither."""
-    plain = _plain_entry(trials)
+    plain = _convert_entry(trials)
     if plain is not None and (type(plain) is not int or plain < 1):
         raise UserError(
             f"--trials must be a whole number from 1 on (got {plain!r}); leave it out to try the smallest grid."
@@ -34,24 +34,24 @@ def plain_trials(trials: Any) -> int | None:
     return plain
 
 
-def methods_text(methods: Any) -> str:
+def spell_methods(methods: Any) -> str:
     """One method or several, as the command line has them."""
     return ",".join(map(str, as_list(methods)))
 
 
-def plain_values(options: Mapping[str, Any]) -> dict[str, Any]:
+def convert_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options that are given, as they are typed, a tuple for several values; refuses an empty one.
 
     None counts as not given.
     """
-    plain = {name: _plain(value) for name, value in options.items() if value is not None}
+    plain = {name: _convert(value) for name, value in options.items() if value is not None}
     for name, value in plain.items():
         if value == ():
             raise UserError(f"{flag_of(name)} has no value (got {options[name]!r}); give one or several.")
     return plain
 
 
-def plain_method_options(method_options: Any) -> dict[str, Any]:
+def convert_method_options(method_options: Any) -> dict[str, Any]:
     """Returns the options of single methods, likewise; what are no options of a method stays, to be refused."""
     if not isinstance(method_options, Mapping):
         raise UserError(
@@ -59,16 +59,16 @@ def plain_method_options(method_options: Any) -> dict[str, Any]:
             "set={'fedprox': {'lr': 0.1}}."
         )
     return {
-        name: plain_values(options) if isinstance(options, Mapping) else options
+        name: convert_options(options) if isinstance(options, Mapping) else options
         for name, options in method_options.items()
     }
 
 
-def plain_seeds(seeds: Any) -> list[Any] | None:
+def convert_seeds(seeds: Any) -> list[Any] | None:
     """Returns the seeds of several runs, likewise; None for those of a single one."""
     if seeds is None:
         return None
-    plain = _plain(seeds)
+    plain = _convert(seeds)
     if isinstance(plain, str | bytes):
         raise UserError(
             f"--seeds must be numbers and no text (got {plain!r}); write seeds=[0, 1, 2] or seeds=range(3)."
@@ -78,27 +78,27 @@ def plain_seeds(seeds: Any) -> list[Any] | None:
     return list(plain)
 
 
-def grid_texts(grid: Mapping[str, Any] | str | Sequence[str]) -> list[str]:
+def spell_grid(grid: Mapping[str, Any] | str | Sequence[str]) -> list[str]:
     """Returns the values to try, as `--grid` has them."""
     if not isinstance(grid, Mapping):
         return as_list(grid)
     texts = []
-    for name, values in plain_values(grid).items():
+    for name, values in convert_options(grid).items():
         listed = values if isinstance(values, tuple) else (values,)
         texts.append(f"{name}={','.join(map(str, listed))}")
     return texts
 
 
-def _plain(value: Any) -> Any:
+def _convert(value: Any) -> Any:
     """Returns a number of NumPy or PyTorch as Python's, and a list, tuple, range or array as a tuple of such."""
     if hasattr(value, "tolist"):  # also of pandas
         value = value.tolist()
     if isinstance(value, list | tuple | range):
-        return tuple(map(_plain_entry, value))
-    return _plain_entry(value)
+        return tuple(map(_convert_entry, value))
+    return _convert_entry(value)
 
 
-def _plain_entry(value: Any) -> Any:
+def _convert_entry(value: Any) -> Any:
     """One value as Python's own; refuses a whole number that is too large for a message."""
     if hasattr(value, "tolist"):
         value = value.tolist()

@@ -30,8 +30,8 @@ def changed(result, part, name, change):
     values = getattr(clients, part)
     if part == "optimizer":
         optimizer = {"local": {name: change(values["local"][name])}}
-        return result._replace(clients=clients._replace(optimizer=optimizer))
-    return result._replace(clients=clients._replace(**{part: {**values, name: change(values[name])}}))
+        return result._replace(updated=clients._replace(optimizer=optimizer))
+    return result._replace(updated=clients._replace(**{part: {**values, name: change(values[name])}}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -63,7 +63,7 @@ def augment(images: Tensor, draws: Tensor, augmentation: str) -> Tensor:
     raise ValueError(f"unknown augmentation '{augmentation}'")
 
 
-def _by_name(draws: Tensor, counts: dict[str, int]) -> dict[str, Tensor]:
+def _split_draws(draws: Tensor, counts: dict[str, int]) -> dict[str, Tensor]:
     """Divides draws `[N, D, ...]` by what they decide: `[N, count, ...]` each."""
     columns = draws.split(list(counts.values()), dim=1)
     return dict(zip(counts, columns, strict=True))
@@ -77,7 +77,7 @@ def crop_flip(images: Tensor, draws: Tensor, rotate: bool) -> Tensor:
     """
     n, channels, height, width = images.shape
     padded = F.pad(images, [CROP_PADDING, CROP_PADDING + 1] * 2)  # + 1: a draw below 1 may be 1 in float32
-    draw = _by_name(draws[..., None], _CROP_FLIP)  # [N, 1, 1] each
+    draw = _split_draws(draws[..., None], _CROP_FLIP)  # [N, 1, 1] each
     shift_across = (draw["across"].double() * (2 * CROP_PADDING + 1)).floor().long()  # pixels of the padded image
     shift_down = (draw["down"].double() * (2 * CROP_PADDING + 1)).floor().long()
     largest_turn = ROTATION if rotate else 0.0
@@ -107,7 +107,7 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     ratio log-uniform, the first of ten tries that fits. Images are `[N, channels, H, W]`, draws `[N, 23]`.
     """
     height, width = images.shape[2:]
-    draw = _by_name(draws, _RESIZED_CROP)
+    draw = _split_draws(draws, _RESIZED_CROP)
     area_draws, ratio_draws = draw["shapes"].double().unflatten(1, (TRIES, 2)).unbind(2)  # [N, TRIES] each
     area = height * width * (LEAST_AREA + (1 - LEAST_AREA) * area_draws)
     lowest = math.log(RATIOS[0])
@@ -123,8 +123,8 @@ def resized_crop(images: Tensor, draws: Tensor) -> Tensor:
     # At most the last place: a draw below 1 may be 1 in float32.
     top = torch.minimum((draw["top"][:, 0].double() * (height - rows + 1)).floor(), height - rows)
     left = torch.minimum((draw["left"][:, 0].double() * (width - columns + 1)).floor(), width - columns)
-    down = _interpolation(top, rows, height)
-    across = _interpolation(left, columns, width)
+    down = _make_interpolation(top, rows, height)
+    across = _make_interpolation(left, columns, width)
     across = torch.where(draw["flip"][..., None] < 0.5, across.flip(1), across)
     with _without_tf32():
         return down.to(images.dtype)[:, None] @ images @ across.to(images.dtype).mT[:, None]
@@ -141,7 +141,7 @@ def _without_tf32() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-def _interpolation(start: Tensor, length: Tensor, size: int) -> Tensor:
+def _make_interpolation(start: Tensor, length: Tensor, size: int) -> Tensor:
     """Returns weights `[N, size, size]` of input pixels in each output pixel, where `length` pixels become `size`."""
     pixels = torch.arange(size, device=start.device).double()
     # Centre of each output pixel in the crop; beyond the middle of its outermost pixels, these are repeated.
@@ -157,7 +157,7 @@ def colour_jitter(images: Tensor, draws: Tensor) -> Tensor:
     contrast, saturation and hue, in a random order. Images are `[N, 1 or 3, H, W]`, draws `[N, 10]`; grey stays grey.
     """
     colour = images.expand(-1, 3, -1, -1)
-    draw = _by_name(draws.double(), _COLOUR)
+    draw = _split_draws(draws.double(), _COLOUR)
     order = draw["keys"].argsort(1)  # [N, 4], the number of the change at each place
     factors = (1 + JITTER * (2 * draw["strengths"] - 1)).to(images.dtype)[..., None, None, None]  # [N, 3, 1, 1, 1]
     brightness, contrast, saturation = factors.unbind(1)

@@ -123,14 +123,14 @@ def nearness(features: Tensor, prototypes: Tensor, has_class: Tensor) -> Tensor:
 def evaluate(fed: Federation, method: Method, state: Any) -> Evaluation:
     """Measures the models in a method's state. One that has not changed since the last time is not run again."""
     last_outputs = fed.output_cache.start_anew()
-    result = _accuracies(fed, method, state, last_outputs)
+    result = _measure_models(fed, method, state, last_outputs)
     if method.shared is not None:
         global_alone = replace(method, model=method.shared, personal=None, shared=None)
-        result["global_accuracy"] = _accuracies(fed, global_alone, state, last_outputs)["test_accuracy"]
+        result["global_accuracy"] = _measure_models(fed, global_alone, state, last_outputs)["test_accuracy"]
     return result
 
 
-def _accuracies(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> Evaluation:
+def _measure_models(fed: Federation, method: Method, state: Any, last_outputs: OutputCache) -> Evaluation:
     """Returns what `evaluate` does of the tested models alone; `last_outputs` are those of the last evaluation."""
     tester = Tester(fed, method, state, last_outputs)
     on_validation = _test_parts("validation_accuracy", fed.validation, method, tester)
@@ -345,7 +345,7 @@ def _test_images(fed: Federation, method: Method, tester: Tester) -> TestResults
     domains = {name: _mean(accuracies) for name, accuracies in by_domain.items()}
     entries: Evaluation = {"domains": domains or None}
     if fed.evaluation == "domains":
-        entries |= _intra_and_inter(fed, by_domain)
+        entries |= _measure_domains(fed, by_domain)
         return TestResults(entries, predictions)
     accuracies = hits.mean(1).tolist()
     entries["test_accuracy"] = _mean(accuracies)
@@ -357,7 +357,7 @@ def _test_images(fed: Federation, method: Method, tester: Tester) -> TestResults
     return TestResults(entries, predictions)
 
 
-def _intra_and_inter(fed: Federation, by_domain: dict[str, np.ndarray]) -> Evaluation:
+def _measure_domains(fed: Federation, by_domain: dict[str, np.ndarray]) -> Evaluation:
     """Returns the headline under `domains`, `intra` and `inter`, of the clients' accuracies `[N]` on each domain."""
     intra = {}
     inter = {}

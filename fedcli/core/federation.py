@@ -194,13 +194,13 @@ class Federation(Population):
         self.seconds = {"data": 0.0, "train": 0.0, "evaluate": 0.0}
 
     @contextmanager
-    def timed(self, part: str) -> Iterator[None]:
+    def timed(self, phase: str) -> Iterator[None]:
         """Adds the time of what is done inside, on the device too, to that of "data", "train" or "evaluate"."""
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.seconds[part] += time.perf_counter() - start
+        self.seconds[phase] += time.perf_counter() - start
 
     def broadcast(self, params: Params, buffers: Buffers, cohort: Cohort) -> Client:
         """Sends one model to every client of the cohort; returns stacked clients `[K, ...]` without optimizer state."""

@@ -243,7 +243,7 @@ class StepState(NamedTuple):
     A stack takes a local step of its clients; a call is a function of stacked clients, or of their models.
     """
 
-    clients: Tree  # packed; each of their parts, as the parameters, is compared by itself
+    updated: Tree  # packed: the clients of a stack, or the first argument of a call; its trees are compared one by one
     results: Tree  # sums of the terms and number of the next step of a stack; what a call has given
 
 
@@ -343,18 +343,18 @@ def agree(replayed: StepState, plain: StepState, before: StepState) -> bool:
         plain: After the plain step.
         before: Before both.
     """
-    for new, right, old in zip(_parts(replayed), _parts(plain), _parts(before), strict=True):
-        if not _parts_agree(new, right, old):
+    for new, right, old in zip(_compared_trees(replayed), _compared_trees(plain), _compared_trees(before), strict=True):
+        if not _trees_agree(new, right, old):
             return False
     return True
 
 
-def _parts(state: StepState) -> list[Tree]:
-    """Returns what is compared part by part: the clients' parameters, buffers and the like, and the results."""
-    return [*state.clients, state.results]
+def _compared_trees(state: StepState) -> list[Tree]:
+    """Returns what is compared one by one: the clients' parameters, buffers and the like, and the results."""
+    return [*state.updated, state.results]
 
 
-def _parts_agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
+def _trees_agree(replayed: Tree, plain: Tree, before: Tree) -> bool:
     error: float | Tensor = 0.0  # squared, as is what is allowed
     allowed: float | Tensor = 0.0
     for new, right, old in zip(leaves(replayed), leaves(plain), leaves(before), strict=True):

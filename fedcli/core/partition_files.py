@@ -34,12 +34,12 @@ def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: 
             count = len(lists.train)
             raise ValueError(f"it has lists of {count} clients, not {num_clients}: use --num-clients {count}")
         for listed in (*lists.train, *lists.test):
-            repeated = _repeated(listed)
+            repeated = _find_repeated(listed)
             if len(repeated):
                 raise ValueError(f"position {repeated[0]} is twice in one list")
         test_positions = np.unique(np.concatenate([*lists.test, np.empty(0, np.int64)]))
         all_listed = np.concatenate([*lists.train, test_positions])
-        repeated = _repeated(all_listed)
+        repeated = _find_repeated(all_listed)
         if len(repeated):
             raise ValueError(f"position {repeated[0]} is in two lists, one of them to train on")
         absent = np.setdiff1d(all_listed, place)
@@ -57,7 +57,7 @@ def listed_parts(labels: np.ndarray, num_clients: int, place: np.ndarray, seed: 
     return Parts(parts, num_test)
 
 
-def _repeated(positions: np.ndarray) -> np.ndarray:
+def _find_repeated(positions: np.ndarray) -> np.ndarray:
     """Returns the positions that are there more than once."""
     ascending = np.sort(positions)
     is_as_before = ascending[1:] == ascending[:-1]
@@ -91,8 +91,8 @@ def read_lists(path: Path) -> Lists:
         unread = content.keys() - set(SPLITS)
     if unread:
         raise ValueError(f"it has the unknown name '{min(unread)}'")
-    train = [_positions(listed) for listed in content.get("train", ())]
-    test = [_positions(listed) for listed in content.get("test", ())]
+    train = [_read_positions(listed) for listed in content.get("train", ())]
+    test = [_read_positions(listed) for listed in content.get("test", ())]
     if not sum(map(len, train)) or len(test) not in (0, len(train)):
         raise ValueError(f"{len(train)} lists to train on, {len(test)} to test on")
     return Lists(train, test)
@@ -108,7 +108,7 @@ def _dict_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _positions(listed: Iterable) -> np.ndarray:
+def _read_positions(listed: Iterable) -> np.ndarray:
     """Whole numbers as int64; anything else is refused, also true and false, which Python takes for 1 and 0."""
     if any(isinstance(position, bool) for position in listed):
         raise ValueError("a list has true or false in it")

@@ -283,16 +283,16 @@ def _refuse_unfit(network: Backbone, whole: nn.Module, head_name: str, function:
     """Refuses a user's network that draws without the key, is another function, mixes images, or hides a state."""
     perturbed = _perturb(_copy_network(network))
     random_state = torch.get_rng_state()
-    outputs_of_two = _outputs_of_layers(perturbed, x[:2], function)
-    outputs_again = _outputs_of_layers(perturbed, x[:2], function)
-    outputs_of_all = _outputs_of_layers(perturbed, x, function)
-    where = _first_difference(outputs_of_two, outputs_again, torch.equal)
+    outputs_of_two = _run_layers(perturbed, x[:2], function)
+    outputs_again = _run_layers(perturbed, x[:2], function)
+    outputs_of_all = _run_layers(perturbed, x, function)
+    where = _find_first_difference(outputs_of_two, outputs_again, torch.equal)
     if where or not torch.equal(torch.get_rng_state(), random_state):
         raise function.refuse(f"draws random numbers {where or 'without effect'}", "use nn.Dropout or F.dropout")
     _refuse_other_function(network, whole, head_name, function, x)
     if network.draws is not None and not network.draws.used:
         network.draws = None
-    where = _first_difference(outputs_of_two, outputs_of_all, partial(torch.allclose, rtol=1e-4, atol=1e-4))
+    where = _find_first_difference(outputs_of_two, outputs_of_all, partial(torch.allclose, rtol=1e-4, atol=1e-4))
     if where:
         raise function.refuse(
             f"mixes the images of a batch {where}",
@@ -308,7 +308,7 @@ class LayerOutput(NamedTuple):
     output: Tensor
 
 
-def _outputs_of_layers(network: Backbone, x: Tensor, function: UserFunction) -> list[LayerOutput]:
+def _run_layers(network: Backbone, x: Tensor, function: UserFunction) -> list[LayerOutput]:
     """Returns what the layers of a copy give in training, but without batch statistics, and its buffers.
 
     Raises:
@@ -330,7 +330,7 @@ def _outputs_of_layers(network: Backbone, x: Tensor, function: UserFunction) -> 
     return outputs
 
 
-def _first_difference(outputs: list[LayerOutput], others: list[LayerOutput], is_same: Callable[..., bool]) -> str:
+def _find_first_difference(outputs: list[LayerOutput], others: list[LayerOutput], is_same: Callable[..., bool]) -> str:
     """Says where some images give something else when they are the first among others; empty where they do not."""
     for alone, among_others in zip(outputs, others, strict=False):
         output = among_others.output

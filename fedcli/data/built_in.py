@@ -25,7 +25,7 @@ CANVAS = 64  # pixels, of a digit of a typeface before it is made small
 @cache
 def digits() -> Columns:
     """Returns the columns of the 1,797 digits, 8 x 8, grey."""
-    written = _handwritten()
+    written = _load_handwritten()
     return {"x": written.images[..., None], "y": written.labels, "test": written.test}
 
 
@@ -35,12 +35,12 @@ def digit_domains() -> Columns:
 
     Plain; inverted; as a difference from crops of photographs; and, for each digit, one of its class in a typeface.
     """
-    written = _handwritten()
+    written = _load_handwritten()
     labels = written.labels
     larger = [Image.fromarray(image).resize((SIZE, SIZE), Image.Resampling.BICUBIC) for image in written.images]
-    plain = _in_colour(np.stack([np.asarray(image) for image in larger]))
-    font = _in_colour(_typeset(labels))
-    photos = [np.asarray(photo.resize((213, 142), Image.Resampling.BOX)) for photo in _photographs()]
+    plain = _repeat_channels(np.stack([np.asarray(image) for image in larger]))
+    font = _repeat_channels(_draw_typeset(labels))
+    photos = [np.asarray(photo.resize((213, 142), Image.Resampling.BOX)) for photo in _load_photographs()]
     rng = np.random.default_rng(1)
     crops = []
     for _ in labels:
@@ -58,7 +58,7 @@ def digit_domains() -> Columns:
     }
 
 
-def _in_colour(images: np.ndarray) -> np.ndarray:
+def _repeat_channels(images: np.ndarray) -> np.ndarray:
     """Grey images `[N, H, W]` with three channels, `[N, H, W, 3]`."""
     return np.repeat(images[..., None], 3, axis=3)
 
@@ -70,7 +70,7 @@ def photos() -> Columns:
     Their sides are 16 to 160 pixels of the photograph, uniform in the logarithm.
     """
     rng = np.random.default_rng(3)
-    sources = _photographs()
+    sources = _load_photographs()
     pieces = []
     for _ in range(2200):
         photo = sources[rng.integers(len(sources))]
@@ -83,7 +83,7 @@ def photos() -> Columns:
     return {"x": np.stack(pieces), "y": np.zeros(2200, np.int64), "test": np.arange(2200) >= 2000}
 
 
-def _scikit_learn() -> Path:
+def _find_scikit_learn_data() -> Path:
     """Returns the folder of scikit-learn's data; importing what reads them would take two seconds."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
@@ -99,8 +99,10 @@ class _Handwritten(NamedTuple):
     test: np.ndarray  # [1797] bool, whether each is in the test split, a fifth
 
 
-def _handwritten() -> _Handwritten:
-    table = np.loadtxt(_scikit_learn() / "data/digits.csv.gz", np.int64, delimiter=",")  # 64 pixels and the label
+def _load_handwritten() -> _Handwritten:
+    table = np.loadtxt(
+        _find_scikit_learn_data() / "data/digits.csv.gz", np.int64, delimiter=","
+    )  # 64 pixels and the label
     images = table[:, :-1].reshape(-1, 8, 8)  # from 0 to 16
     labels = table[:, -1].copy()
     rng = np.random.default_rng(0)
@@ -109,13 +111,13 @@ def _handwritten() -> _Handwritten:
     return _Handwritten(rounded.astype(np.uint8), labels, first_of_each(order, labels))
 
 
-def _photographs() -> list[Image.Image]:
+def _load_photographs() -> list[Image.Image]:
     """scikit-learn's two photographs, 640 x 427, in colour."""
-    folder = _scikit_learn() / "images"
+    folder = _find_scikit_learn_data() / "images"
     return [Image.open(folder / "china.jpg"), Image.open(folder / "flower.jpg")]
 
 
-def _typeset(labels: np.ndarray) -> np.ndarray:
+def _draw_typeset(labels: np.ndarray) -> np.ndarray:
     """Returns a digit of each label `[N, 16, 16]`, bright on dark, from a random typeface, size, angle and place."""
     import matplotlib  # late: it takes a second
 

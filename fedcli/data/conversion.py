@@ -19,27 +19,29 @@ def convert(columns: Columns, notes: list[str]) -> Columns:
     of pixels are grey squares. Pixels in [0, 1] or [-1, 1] are stretched to 0 to 255. Black borders make images square.
     Labels may be in a column, one-hot, class names, count from 1, or leave numbers out.
     """
-    x = _as_uint8(columns["x"], notes)
+    x = _convert_pixels(columns["x"], notes)
     first_image = x[0]
     if all(np.array_equal(image, first_image) for image in x):
         raise ValueError(f"all of its {len(x)} images are alike")
-    columns = columns | {"x": x} | _labels(columns["y"], columns.get("class_names"))
+    columns = dict(columns)  # those that were given stay as they are
+    columns["x"] = x
+    columns |= _number_labels(columns["y"], columns.get("class_names"))
     for name in sorted({"y", "domain", "writer", "place"} & columns.keys()):
-        columns[name] = _whole_numbers(name, columns[name])
+        columns[name] = _convert_whole_numbers(name, columns[name])
     if "test" not in columns:
-        columns["test"] = _fifth_of_each(columns)
+        columns["test"] = _choose_test_images(columns)
         notes.append("a fixed fifth of each class is kept to test on")
     num_train = len(x) - columns["test"].sum()
     if not 0 < num_train < len(x):
         raise ValueError(f"{num_train} images are to train and {len(x) - num_train} to test on, too few")
-    columns["x"] = _squared(x, notes)
+    columns["x"] = _pad_to_square(x, notes)
     y = columns["y"]
     num_classes = np.size(columns.get("class_names", np.unique(y)))
     if y.min() == 1 and y.max() == num_classes:
         columns["y"] = y - 1
         notes.append("the labels counted from 1")
     for name in sorted(NAMES_OF.keys() & columns.keys()):
-        columns |= _numbered(name, columns, num_train, notes)
+        columns |= _number_from_0(name, columns, num_train, notes)
         _refuse_other_spelling(name, columns)
     trained = columns["y"][~columns["test"]]
     untrained = np.delete(columns["class_names"], np.unique(trained))
@@ -48,7 +50,7 @@ def convert(columns: Columns, notes: list[str]) -> Columns:
     return columns
 
 
-def _labels(y: np.ndarray, class_names: np.ndarray | None) -> Columns:
+def _number_labels(y: np.ndarray, class_names: np.ndarray | None) -> Columns:
     """The labels as `y` `[N]`, of a column of them or of one-hot rows too, and `class_names` where they are names.
 
     Names are numbered in the order of the given `class_names`, or in that of the alphabet where it is None.
@@ -75,7 +77,7 @@ def _labels(y: np.ndarray, class_names: np.ndarray | None) -> Columns:
     return {"y": given_numbers[numbers]}
 
 
-def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
+def _convert_whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
     """Returns a column as int64 `[N]`; anything else than whole numbers is refused."""
     is_real = values.dtype.kind in "biuf"
     if values.ndim != 1 or not is_real or (np.rint(values) != values).any():
@@ -83,14 +85,14 @@ def _whole_numbers(name: str, values: np.ndarray) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def _fifth_of_each(columns: Columns) -> np.ndarray:
+def _choose_test_images(columns: Columns) -> np.ndarray:
     """Whether each image is of the fixed fifth of its class and domain."""
     domain = columns.get("domain", np.zeros(len(columns["x"]), np.int64))
     strata = columns["y"] * (domain.max() + 1) + domain
     return first_of_each(canonical_order(columns["x"], strata), strata)
 
 
-def _squared(images: np.ndarray, notes: list[str]) -> np.ndarray:
+def _pad_to_square(images: np.ndarray, notes: list[str]) -> np.ndarray:
     """Returns the images with black borders that make them square; adds to the notes that there are some."""
     height, width = images.shape[1:3]
     if height == width:
@@ -102,7 +104,7 @@ def _squared(images: np.ndarray, notes: list[str]) -> np.ndarray:
     return np.pad(images, [(0, 0), (above, side - height - above), (left, side - width - left), (0, 0)])
 
 
-def _numbered(column: str, columns: Columns, num_train: int, notes: list[str]) -> Columns:
+def _number_from_0(column: str, columns: Columns, num_train: int, notes: list[str]) -> Columns:
     """The numbers of a column of `NAMES_OF`, from 0, and a name for each; numbers that nothing has are left out.
 
     Raises:
@@ -158,7 +160,7 @@ def _refuse_other_spelling(column: str, columns: Columns) -> None:
             raise ValueError(f"training images are of '{name}' and test images of '{other}': spell both alike")
 
 
-def _as_uint8(images: np.ndarray, notes: list[str]) -> np.ndarray:
+def _convert_pixels(images: np.ndarray, notes: list[str]) -> np.ndarray:
     """Returns the images as uint8 `[N, H, W, channels]`; adds to the notes what was changed."""
     shape = images.shape
     side = math.isqrt(shape[-1])

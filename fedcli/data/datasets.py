@@ -94,15 +94,15 @@ def load(name: str) -> Dataset:
     """
     refuse_unavailable(name)
     if names_user_file(name):
-        return _from_user(name, file_hash(find_user_function(name, "data set").path))
+        return _load_from_user(name, file_hash(find_user_function(name, "data set").path))
     with reading(cache_file(name), "as 'fedcli data import' wrote it"):
-        dataset = from_arrays(name, _arrays(name))
+        dataset = from_arrays(name, _load_arrays(name))
     if official.is_official(name):
         official.refuse_other_images(dataset)
     return dataset
 
 
-def _arrays(name: str) -> Arrays:
+def _load_arrays(name: str) -> Arrays:
     """Returns the arrays that the cache has of a set, or would have of one that is built in or made."""
     if is_in_cache(name):
         return read_npz(cache_file(name))
@@ -110,23 +110,23 @@ def _arrays(name: str) -> Arrays:
     assert info.make is not None  # `refuse_unavailable` has refused what is neither in the cache nor made
 
     def load_source(need: str) -> Columns:
-        return join_splits(_source_arrays(need), [])
+        return join_splits(_load_source_arrays(need), [])
 
     columns = info.make(load_source)
     from_catalog = {"class_names": np.array(info.class_names), "domain_names": np.array(info.domain_names)}
     return canonical_arrays(from_catalog | columns)
 
 
-def _source_arrays(name: str) -> Arrays:
+def _load_source_arrays(name: str) -> Arrays:
     """Returns the arrays of a set that another one is made from."""
-    arrays = _arrays(name)
+    arrays = _load_arrays(name)
     if official.is_official(name):
         official.refuse_other_images(from_arrays(name, arrays))
     return arrays
 
 
 @lru_cache(maxsize=2)
-def _from_user(text: str, digest: str) -> Dataset:
+def _load_from_user(text: str, digest: str) -> Dataset:
     """Returns the data set that a user's function returns, checked like an `.npz` file."""
     arrays = find_user_function(text, "data set")()
     with reading(text, f"a function that returns a dict of {NPZ_CONTENT}"):

@@ -35,13 +35,13 @@ def read_hugging_face(source: Source) -> Columns:
             some images cannot be read.
     """
     library = import_optional("datasets", "a data set of Hugging Face", "hf")
-    files = _files_of_splits(source)
+    files = _find_files(source)
     with TemporaryDirectory(prefix="fedcli-") as cache, _no_progress_bars(library):
         splits = {name: _read_split(library, paths, cache) for name, paths in files.items()}
         train, test = splits.values()
         features = train.features
-        image = _image_feature(library, features)
-        label = _label_feature(library, features, source)
+        image = _find_image_feature(library, features)
+        label = _find_label_feature(library, features, source)
         feature_of_column = {"y": label}
         for name in features:
             column = COLUMN_OF_WORD.get(name.lower())
@@ -53,14 +53,14 @@ def read_hugging_face(source: Source) -> Columns:
                     f"the feature '{name}' differs between the splits (got {features[name]} to train on and "
                     f"{test.features.get(name)} to test on); make them alike with cast_column."
                 )
-        columns = {"x": _pixels(library, source, splits, image)}
+        columns = {"x": _read_pixels(library, source, splits, image)}
         for column, name in feature_of_column.items():
-            columns |= _values(library, splits, column, name)
+            columns |= _read_values(library, splits, column, name)
     columns["test"] = np.repeat([False, True], [len(train), len(test)])
     return columns
 
 
-def _files_of_splits(source: Source) -> dict[str, list[Path]]:
+def _find_files(source: Source) -> dict[str, list[Path]]:
     """Returns the files of the split to train on and of that to test on, by their names."""
     saved = [match for match in source.matches if match["saved"]]
     matches = saved or source.matches
@@ -103,7 +103,7 @@ def _read_split(library: ModuleType, paths: Sequence[Path], cache: str) -> Any:
     return library.Dataset.from_parquet([str(path) for path in paths], cache_dir=cache)
 
 
-def _image_feature(library: ModuleType, features: Any) -> str:
+def _find_image_feature(library: ModuleType, features: Any) -> str:
     """Returns the name of the one feature with images: of type `Image`, or as its files are stored."""
     names = [name for name, feature in features.items() if isinstance(feature, library.Image)]
     if not names:  # files that other programs wrote
@@ -124,7 +124,7 @@ def _holds_files(feature: Any) -> bool:
     return getattr(feature, "dtype", "") in ("binary", "large_binary")
 
 
-def _label_feature(library: ModuleType, features: Any, source: Source) -> str:
+def _find_label_feature(library: ModuleType, features: Any, source: Source) -> str:
     """Returns the name of the feature with the labels: called so, or the one with class names.
 
     Of a known set it is the one with as many classes, such as CIFAR-100's `fine_label`.
@@ -144,7 +144,7 @@ def _label_feature(library: ModuleType, features: Any, source: Source) -> str:
     return name
 
 
-def _pixels(library: ModuleType, source: Source, splits: dict[str, Any], feature: str) -> np.ndarray:
+def _read_pixels(library: ModuleType, source: Source, splits: dict[str, Any], feature: str) -> np.ndarray:
     """Returns the images of all splits, uint8 `[N, H, W, 1 or 3]`."""
 
     def pictures() -> Iterator[tuple[str, BytesIO]]:
@@ -161,7 +161,7 @@ def _pixels(library: ModuleType, source: Source, splits: dict[str, Any], feature
     return stack_pictures(source, sum(map(len, splits.values())), pictures())
 
 
-def _values(library: ModuleType, splits: dict[str, Any], column: str, feature: str) -> Columns:
+def _read_values(library: ModuleType, splits: dict[str, Any], column: str, feature: str) -> Columns:
     """Returns the values of a feature in all splits as a column, with their names where they have some."""
     listed = []
     for split, dataset in splits.items():

@@ -56,7 +56,7 @@ def join_splits(arrays: Arrays, notes: list[str]) -> Columns:
 
     There is no column `test` where nothing names a split. Adds to the notes what was left out.
     """
-    columns, by_column = _by_meaning(arrays, notes)
+    columns, by_column = _sort_by_meaning(arrays, notes)
     splits = choose_splits(set().union(*by_column.values()), notes)
     for column, by_split in by_column.items():
         for split in splits:
@@ -99,7 +99,7 @@ class _ArraysByMeaning(NamedTuple):
     by_column: dict[str, Arrays]  # the others, by column and then by split
 
 
-def _by_meaning(arrays: Arrays, notes: list[str]) -> _ArraysByMeaning:
+def _sort_by_meaning(arrays: Arrays, notes: list[str]) -> _ArraysByMeaning:
     """Finds out by their names what arrays hold; adds to the notes those whose names say nothing."""
     names: Columns = {}
     by_column: dict[str, Arrays] = {"x": {}, "y": {}}

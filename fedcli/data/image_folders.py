@@ -2,7 +2,7 @@
 
 import os
 import re
-from itertools import accumulate
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -84,13 +84,13 @@ def _without_those_beside_images(names: list[str], notes: list[str]) -> list[str
 
     Adds to the notes how many were left out.
     """
-    folders_above = {name: ["", *accumulate(os.path.dirname(name).split("/"), os.path.join)] for name in names}
-    parents = set()  # of the folders `images`
+    folders_above = {name: PurePosixPath(name).parents for name in names}
+    with_images = set()  # the folders that hold a folder `images`
     for folders in folders_above.values():
         for folder in folders:
-            if os.path.basename(folder).lower() == "images":
-                parents.add(os.path.dirname(folder))
-    kept = [name for name in names if "/images/" in f"/{name.lower()}" or parents.isdisjoint(folders_above[name])]
+            if folder.name.lower() == "images":
+                with_images.add(folder.parent)
+    kept = [name for name in names if "/images/" in f"/{name.lower()}" or with_images.isdisjoint(folders_above[name])]
     if len(kept) < len(names):
         notes.append(f"left out: {len(names) - len(kept):,} images beside a folder 'images'")
     return kept

@@ -47,7 +47,7 @@ def refuse_other_images(dataset: Dataset) -> None:
         "test_counts": tuple(test_counts.tolist()),
         "domain_counts": tuple(domain_counts.tolist()),
     }
-    difference = _difference(dataset.name, facts)
+    difference = _find_difference(dataset.name, facts)
     if difference:
         raise UserError(
             f"these are not the images of '{dataset.name}' (got {difference}); import them under a name of their own, "
@@ -55,7 +55,7 @@ def refuse_other_images(dataset: Dataset) -> None:
         )
 
 
-def _difference(name: str, facts: Mapping[str, Any]) -> str:
+def _find_difference(name: str, facts: Mapping[str, Any]) -> str:
     """In what a set that is called by a known name differs from the official one, as text; empty where it is the same.
 
     `facts` has the set's `fingerprint`, its numbers of `train` and `test` images, and as tuples its `train_counts` and

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedcli.arguments import plain_jobs
+from fedcli.arguments import convert_jobs
 from fedcli.errors import NonFiniteLoss, UserError, first_line
 from fedcli.results.plans import Plan, PlannedRun
 from fedcli.run_files import CHECKPOINT, PREVIOUS, SELECTED
@@ -96,7 +96,7 @@ def execute(
         InUse: If another process uses the plan's folder.
         OutOfTime: If the time limit was reached.
     """
-    jobs = plain_jobs(jobs)
+    jobs = convert_jobs(jobs)
     at_once = jobs if cluster is None else len(plan.runs)  # of which Ray begins one whenever a node is free
     lock = locked(plan.folder) if len(plan.runs) > 1 else nullcontext()  # a single run locks its own folder
     with lock, _starting_runs(listener, jobs, cluster, loggers) as start:

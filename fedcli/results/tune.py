@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fedcli import registry
-from fedcli.arguments import plain_trials
+from fedcli.arguments import convert_trials
 from fedcli.declarations import SELECTIONS, Method, fields_of, flag_of, spec_of
 from fedcli.errors import UserError
 from fedcli.files import write_atomically
@@ -140,7 +140,7 @@ def plan_trials(
         UserError: If there is nothing to try, a method or an option is unknown, an option is given twice, a trial
             cannot start, or the table of a paper whose protocol is used reports a seed.
     """
-    num_trials = plain_trials(num_trials)
+    num_trials = convert_trials(num_trials)
     methods = find_methods(method.split(","))
     post = options.get("post")
     grid_texts = [split_option_text("--grid", text) for text in grid]

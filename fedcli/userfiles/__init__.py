@@ -15,7 +15,7 @@ from fedcli.userfiles.modules import (
     is_user_module,
 )
 from fedcli.userfiles.paths import (
-    UserPart,
+    UserReference,
     make_absolute,
     names_user_file,
     path_and_name,
@@ -27,7 +27,7 @@ from fedcli.userfiles.paths import (
 from fedcli.userfiles.trust import trust_files, user_files
 
 __all__ = [
-    "UserFunction", "UserPart", "add_hash", "blame", "file_hash", "find_user_function", "first_hash",
+    "UserFunction", "UserReference", "add_hash", "blame", "file_hash", "find_user_function", "first_hash",
     "has_several_hashes", "hash_of_module", "import_file", "imported_hash", "is_hash_of", "is_user_module", "last_hash",
     "make_absolute", "names_user_file", "path_and_name", "replace_paths", "resolve_beside", "short_name", "trust_files",
     "user_files", "user_paths",

@@ -67,7 +67,7 @@ class UserFunction:
 
 
 def find_user_function(text: str, kind: str) -> UserFunction:
-    """Returns the function or class of `./file.py:NAME`, used as a `kind` of part, e.g. a "backbone".
+    """Returns the function or class of `./file.py:NAME`, used as a `kind` of thing, e.g. a "backbone".
 
     Raises:
         UserError: There is no such file or function, or the file cannot be imported.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedcli.errors import UserError
 
-# A part in a user's file. Commas separate several parts, so no path has one. Whatever asks whether a text names a file
+# A reference to a user's file. Commas separate several, so no path has one. Whatever asks whether a text names a file
 # asks this, so that what `trust_files` does not see is not opened either.
 _USER_FILE = re.compile(r"([^,]*\.py)(?::([^,]+))?", re.DOTALL)
 
@@ -16,18 +16,18 @@ _LISTED = "file:"  # begins a partition that a file of data lists
 
 
 def names_user_file(text: str) -> bool:
-    """Whether a text is `./file.py:NAME`, a part in a user's file, or `./file.py` alone."""
+    """Whether a text is `./file.py:NAME`, something in a user's file, or `./file.py` alone."""
     return _USER_FILE.fullmatch(text) is not None
 
 
-class UserPart(NamedTuple):
-    """Where a part of the user's own is."""
+class UserReference(NamedTuple):
+    """What `./file.py:NAME` names."""
 
     path: str  # absolute, of the file
     name: str  # in it; may be empty
 
 
-def path_and_name(text: str) -> UserPart:
+def path_and_name(text: str) -> UserReference:
     """Returns the absolute path and the name in `./file.py:NAME`.
 
     Raises:
@@ -45,7 +45,7 @@ def path_and_name(text: str) -> UserPart:
         )
     if "," in full:
         raise UserError(f"the file '{full}' cannot be named (got a comma in its path); move it, or rename its folder.")
-    return UserPart(full, name or "")
+    return UserReference(full, name or "")
 
 
 def _is_text(path: str) -> bool:
@@ -58,7 +58,7 @@ def _is_text(path: str) -> bool:
 
 
 def short_name(text: str) -> str:
-    """Returns a part's name without a path: `NAME` of `./file.py:NAME`, the text itself of others."""
+    """Returns a name without a path: `NAME` of `./file.py:NAME`, the text itself of others."""
     if not names_user_file(text):
         return text
     return path_and_name(text).name or Path(text).stem
@@ -84,21 +84,21 @@ def resolve_beside(folder: Path, value: Any) -> Any:
     if value.startswith(_LISTED):
         beside = folder / value.removeprefix(_LISTED)
         return make_absolute(f"{_LISTED}{beside}" if beside.is_file() else value)
-    parts = []
-    for part in value.split(","):
-        match = _USER_FILE.fullmatch(part)
+    resolved = []
+    for text in value.split(","):
+        match = _USER_FILE.fullmatch(text)
         is_beside = match is not None and (folder / match[1]).is_file()
-        parts.append(str(folder / part) if is_beside else part)
-    return make_absolute(",".join(parts))
+        resolved.append(str(folder / text) if is_beside else text)
+    return make_absolute(",".join(resolved))
 
 
 def user_paths(values: Iterable[Any]) -> list[str]:
     """Returns the absolute paths of the user's files in a run's method and options, each once."""
-    parts: list[str] = []
+    texts: list[str] = []
     for value in values:
         if isinstance(value, str):
-            parts += value.split(",")
-    paths = [path_and_name(part).path for part in parts if names_user_file(part)]
+            texts += value.split(",")
+    paths = [path_and_name(text).path for text in texts if names_user_file(text)]
     return list(dict.fromkeys(paths))
 
 
@@ -108,14 +108,13 @@ def replace_paths(value: Any, paths: Mapping[str, str]) -> Any:
 
 
 def _map_user_files(value: Any, new_path: Callable[[str], str]) -> Any:
-    """An option's value with `new_path` of the absolute path of each user's file, in each part between commas."""
+    """An option's value with `new_path` of the absolute path of each user's file, also of several between commas."""
     if not isinstance(value, str):
         return value
-    parts = []
-    for part in value.split(","):
-        if names_user_file(part):
-            path, name = path_and_name(part)
-            parts.append(f"{new_path(path)}:{name}" if name else new_path(path))
-        else:
-            parts.append(part)
-    return ",".join(parts)
+    replaced = []
+    for text in value.split(","):
+        if names_user_file(text):
+            path, name = path_and_name(text)
+            text = f"{new_path(path)}:{name}" if name else new_path(path)
+        replaced.append(text)
+    return ",".join(replaced)

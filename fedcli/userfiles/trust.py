@@ -43,7 +43,7 @@ def trust_files(
     for path, old_hash in recorded.items():
         new_path = _find_moved(path, old_hash, named_files, recorded)
         if new_path is None:
-            raise _unnamed(path, recorded)
+            raise _refusal_of_unnamed(path, recorded)
         new_paths[path] = new_path
         new_hashes[new_path] = _hash_to_record(old_hash, new_path, allow_changed)
     return {
@@ -54,7 +54,7 @@ def trust_files(
     }
 
 
-def _unnamed(path: str, recorded: Mapping[str, str]) -> UserError:
+def _refusal_of_unnamed(path: str, recorded: Mapping[str, str]) -> UserError:
     """Returns an error, to be raised by the caller, for one of the recorded files that the user does not name."""
     fault = f"the run needs your code in '{path}' (hash {recorded[path] or 'unknown'}), run only if you name it"
     if not Path(path).is_file():
