@@ -1,6 +1,7 @@
 """FCCL+'s equations against torch and hand numbers; both phases against a plain loop; FCCL; EWC."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -316,3 +317,25 @@ def test_ewcs_objective_is_the_cross_entropy_and_the_weighted_penalty():
     plain, _ = fedavg.make_local_loss(fed.network)(params, buffers, batch, None)
     torch.testing.assert_close(value, plain + 0.7 * penalty(params, anchor))
     torch.testing.assert_close(aux.terms["ewc"], penalty(params, anchor))
+
+
+# The study of FCCL+ without the exchange
+
+CONTROLS = Path(__file__).parent.parent / "results" / "records" / "fccl-digits-real-4-control" / "controls.py"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_control_of_the_study_is_fccl_plus_where_it_is_off_or_nobody_else_takes_part(alone):
+    one_at_a_time = [[0], [1], [0]] if alone else None
+    ours = laws.state_after_rounds(3, str(CONTROLS), {"alone": alone}, cohorts=one_at_a_time)
+    fccl_pluss = laws.state_after_rounds(3, "fccl-plus", cohorts=one_at_a_time)
+    laws.assert_agree(tuple(ours), tuple(fccl_pluss), "the states")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_control_of_the_study_hears_nothing_from_the_others(alone):
+    """In two rounds, since before the first all clients have the same model and the mean of its outputs is its own."""
+    with_one = laws.state_after_rounds(2, str(CONTROLS), {"alone": alone}, cohorts=[[0, 1], [0, 1]])
+    with_two = laws.state_after_rounds(2, str(CONTROLS), {"alone": alone}, cohorts=[[0, 1, 2], [0, 1, 2]])
+    distance = toy.distance(tuple(with_one.clients[0]), tuple(with_two.clients[0]))
+    assert distance < 1e-12 if alone else distance > 1e-3
