@@ -176,7 +176,7 @@ def test_a_folder_that_is_no_checkout_of_pfllib_is_refused(tmp_path, nothing_is_
 @pytest.mark.parametrize(("turns", "refused"), [([3, 2], 2), ([3, 3], 3)])
 def test_a_turn_that_is_measured_already_is_refused(turns, refused, empty_csv, nothing_is_measured):
     peers.append_rows([make_row(peers.Side.FEDCLI, turn, 1.0) for turn in (0, 1, 2)])
-    with raises_user_error(f"turn {refused} of fedcli with 'large' is in the CSV, or was asked for"):
+    with raises_user_error(f"turn {refused} of fedcli with 'large' is in a CSV file, or was asked for"):
         peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI], turns=turns)
 
 
@@ -221,8 +221,16 @@ def test_a_turn_of_which_a_side_fails_leaves_no_rows(empty_csv, monkeypatch):
     assert empty_csv.read_text() == before
 
 
-def test_the_first_turn_is_0_where_there_is_no_csv(empty_csv):
-    assert peers.find_next_turn("w1") == 0
+def test_the_first_turn_is_0_where_none_is_measured(empty_csv):
+    assert peers.find_next_turn("large") == 0
+
+
+def test_turns_that_an_earlier_version_has_measured_count_too(empty_csv, nothing_is_measured):
+    assert peers.find_next_turn("w1") == 4
+    peers.append_rows([make_row(peers.Side.FEDCLI, 7, 1.0)])
+    assert peers.find_next_turn("w1") == 4
+    with raises_user_error("turn 3 of fedcli with 'w1' is in a CSV file, or was asked for"):
+        peers.main(peers.WorkloadName.W1, [peers.Side.FEDCLI], turns=[3])
 
 
 def test_a_turn_is_the_next_one_and_its_own_rows_alone_are_summed_up(empty_csv, monkeypatch, capsys):

@@ -26,7 +26,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import product
@@ -48,6 +48,7 @@ from fedcli.runs.prepare import prepare
 
 HERE = Path(__file__).parent
 CSV = HERE / "peers.csv"
+EARLIER_CSV = HERE / "earlier.csv"  # what earlier versions of this script have measured
 ROUNDS = 5
 COUNTED_ROUNDS = slice(1, ROUNDS - 1)  # the first warms up, and the last is tested
 FMNIST = {
@@ -133,16 +134,17 @@ def check_checkout(pfllib: Path) -> None:
         raise UserError(f"'{pfllib}' is no checkout ({git.stderr.strip()}); clone PFLlib, so that its commit is noted.")
 
 
-def read_rows() -> pd.DataFrame:
-    """The rows of the CSV; none where there is no file yet."""
+def read_measured_rows() -> pd.DataFrame:
+    """The rows of all that was measured, also by earlier versions of this script."""
+    earlier_rows = pd.read_csv(EARLIER_CSV)
     if not CSV.exists():
-        return pd.DataFrame(columns=[field.name for field in fields(CsvRow)])
-    return pd.read_csv(CSV)
+        return earlier_rows
+    return pd.concat([earlier_rows, pd.read_csv(CSV)])
 
 
 def find_next_turn(workload: str) -> int:
-    """The number after that of a workload's last turn in the CSV."""
-    rows = read_rows()
+    """The number after that of a workload's last turn, also of one that an earlier version has measured."""
+    rows = read_measured_rows()
     turns = rows[rows.workload == workload].turn
     return 0 if turns.empty else int(turns.max()) + 1
 
@@ -153,14 +155,14 @@ def check_turns(workload: str, sides: Sequence[Side], turns: Sequence[int]) -> N
     Raises:
         UserError: If there is one.
     """
-    rows = read_rows()
+    rows = read_measured_rows()
     of_workload = rows[rows.workload == workload]
     measured = set(zip(of_workload.side, of_workload.turn, strict=True))
     for turn, side in product(turns, sides):
         if (side, turn) in measured:
             raise UserError(
-                f"turn {turn} of {side} with '{workload}' is in the CSV, or was asked for twice; leave out --turn for "
-                "the next one."
+                f"turn {turn} of {side} with '{workload}' is in a CSV file, or was asked for twice; leave out --turn "
+                "for the next one."
             )
         measured.add((side, turn))
 
@@ -256,7 +258,7 @@ def main(
     ],
     turns: Annotated[
         list[int],
-        typer.Option("--turn", help="Number of a turn, which starts every side anew; by default the next in the CSV"),
+        typer.Option("--turn", help="Number of a turn, which starts every side anew; by default the next"),
     ] = [],  # noqa: B006
     pfllib: Annotated[Path | None, typer.Option(help="Checkout of TsingZ0/PFLlib, which the side pfllib needs")] = None,
     python: Annotated[str, typer.Option(help="Python of the environment of the sides but fedcli")] = sys.executable,
