@@ -20,6 +20,14 @@ from tests.user_errors import raises_user_error
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "results" / "speed" / "peers"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (FOLDER / "README.md").read_text(encoding="utf-8")
+NAMES_OF_SIDES = {  # on the page
+    "fedcli": "fedcli",
+    "pfllib": "PFLlib",
+    "flower": "Flower",
+    "flower-default": "Flower, defaults",
+    "fluke": "fluke",
+}
 peers = load_script(FOLDER / "peers.py")
 clients = load_script(FOLDER / "sides" / "clients.py")
 jobs = load_script(FOLDER / "sides" / "job.py")
@@ -43,14 +51,20 @@ def nothing_is_measured(monkeypatch):
 
 
 def make_row(side, turn, seconds):
-    """Returns a row of the CSV: the seconds of a round of the workload 'large'."""
+    """Returns a row of the CSV: the seconds of a round of the workload 'mnist-large'."""
     return peers.CsvRow(
-        quantity="seconds", workload="large", side=side, turn=turn, value=seconds, versions="1", torch_version="2",
-        cores=3, processor="x",
+        quantity="seconds", workload="mnist-large", side=side, turn=turn, value=seconds, versions="1",
+        torch_version="2", cores=3, processor="x",
     )  # fmt: skip
 
 
 # What is said of the committed numbers
+
+
+def read_ratios():
+    """Returns how many times fedcli's the median of a side is: a row each quantity, workload and turn."""
+    medians = peers.compute_medians(ALL_ROWS)
+    return medians.div(medians["fedcli"], axis=0)
 
 
 def format_spread(values):
@@ -58,62 +72,105 @@ def format_spread(values):
     return f"{values.median():.2f} ({values.min():.2f}-{values.max():.2f})"
 
 
-def test_what_is_said_of_others_is_what_was_measured():
-    page = (FOLDER / "README.md").read_text(encoding="utf-8")
-    medians = peers.compute_medians(ALL_ROWS)
-    ratios = medians.div(medians["fedcli"], axis=0)
+def format_mean(accuracies):
+    """Returns accuracies and their mean in percent, as a cell of a page."""
+    percent = 100 * accuracies
+    seeds = ", ".join(f"{accuracy:.2f}" for accuracy in percent)
+    return f"{seeds}: {percent.mean():.2f} ± {percent.std():.2f}"
 
-    # The page has the seconds of each side, and how many times fedcli's they are.
-    for (workload, side), seconds in ALL_ROWS[ALL_ROWS.quantity == "seconds"].groupby(["workload", "side"]).value:
-        name = side.partition("-")[0]
-        ratios_of_side = ratios.loc["seconds", workload][side]
-        cells = re.escape(f" | {format_spread(seconds)} | {format_spread(ratios_of_side)}")
-        assert re.search(f"{workload} [|] {name}[^|]*{cells}", page, re.IGNORECASE)
 
-    # The page of speed has the medians of the ratios.
-    def format_medians(quantity, workload):
-        cells = []
+@pytest.mark.parametrize(
+    ("quantity", "heading"),
+    [("seconds", "Seconds a round"), ("seconds_with_test", "Seconds of a round with its test")],
+)
+def test_the_page_has_the_seconds_of_each_side_and_how_many_times_fedclis_they_are(quantity, heading):
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    ratios = read_ratios().loc[quantity]
+    seconds_of_sides = ALL_ROWS[ALL_ROWS.quantity == quantity].groupby(["workload", "side"]).value
+    for (workload, side), seconds in seconds_of_sides:
+        cells = [workload, NAMES_OF_SIDES[side], format_spread(seconds), format_spread(ratios.loc[workload][side])]
+        assert f"\n| {' | '.join(cells)} |" in section
+    assert section.count("\n| fmnist-") + section.count("\n| mnist-") == len(seconds_of_sides)
+
+
+def test_the_page_has_the_memory_of_each_side():
+    mib = ALL_ROWS[ALL_ROWS.quantity == "peak_mib"].set_index(["workload", "side"]).value
+    for workload in ("fmnist-cnn", "fmnist-cnn-batch10", "fmnist-cnn-fedproto"):
+        line = f"| {workload} |"
+        for side in ("fedcli", "pfllib", "flower"):
+            line += f" {mib[workload, side]:,.0f} |" if (workload, side) in mib else " |"
+        assert line in PAGE
+
+
+def test_the_page_has_the_accuracies_and_parameters_of_each_method():
+    values = ALL_ROWS.sort_values("turn").groupby(["quantity", "workload", "side"]).value
+    for method, title in {"fedavg": "FedAvg", "fedprox": "FedProx", "fedproto": "FedProto"}.items():
+        of_fedcli = values.get_group(("final_accuracy", method, "fedcli"))
+        of_pfllib = values.get_group(("final_accuracy", method, "pfllib"))
+        difference = 100 * (of_fedcli.mean() - of_pfllib.mean())
+        assert f"| {title} | {format_mean(of_fedcli)} | {format_mean(of_pfllib)} | {difference:+.2f} |" in PAGE
+        assert abs(of_fedcli.mean() - of_pfllib.mean()) < min(of_fedcli.std(), of_pfllib.std())
+
+        cells = [title]
+        for quantity in ("largest_difference", "median_difference", "largest_change"):
+            cells.append(f"{values.get_group((quantity, method, 'pfllib')).item():.1e}")
+        assert f"| {' | '.join(cells)} |" in PAGE
+        assert values.get_group(("median_difference", method, "pfllib")).item() < 3e-5
+
+
+def test_fedcli_and_fluke_come_to_the_same_accuracy_in_each_turn():
+    accuracies = peers.compute_medians(ALL_ROWS).loc["final_accuracy"]
+    for workload in ("mnist-large", "mnist-small"):
+        for side in ("fedcli", "fluke"):
+            (accuracy,) = accuracies.loc[workload][side].unique()
+            assert re.search(rf"[|] {workload} [|] {side} [|].*[|] {100 * accuracy:.2f} [|]", PAGE)
+        assert (accuracies.loc[workload].fedcli - accuracies.loc[workload].fluke).abs().max() < 0.005
+
+
+def test_the_page_of_speed_has_the_medians_of_the_ratios():
+    ratios = read_ratios()
+    tables = (FOLDER.parent / "README.md").read_text(encoding="utf-8").partition("## Other toolkits")[2]
+    lines = [line for line in tables.splitlines() if line.startswith("| `")]
+    measured = [
+        ("seconds", "fmnist-cnn"),
+        ("seconds_with_test", "fmnist-cnn"),
+        ("seconds", "fmnist-cnn-batch10"),
+        ("seconds", "fmnist-small"),
+        ("seconds", "mnist-large"),
+        ("seconds", "mnist-small"),
+    ]
+    for line, (quantity, workload) in zip(lines, measured, strict=True):
+        test = "with" if quantity == "seconds_with_test" else "without"
+        line_end = f"| {test} |"
         for side in ("pfllib", "flower", "fluke"):
-            median = ratios.loc[quantity, workload][side].median()  # NaN where the side was not timed
-            cells.append("" if math.isnan(median) else f"{median:.2f} ")
-        return "| ".join(cells)
+            median = ratios.loc[quantity, workload][side].median()
+            line_end += " |" if math.isnan(median) else f" {median:.2f} |"
+        assert line.startswith(f"| `{workload}` |")
+        assert line.endswith(line_end)
 
-    page_of_speed = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
-    line_ends = [f"{format_medians('seconds', 'w1')}| `w1` |", f"{format_medians('seconds_with_test', 'w1')}| `w1` |"]
-    for workload in ("w2", "w4", "large", "small"):
-        line_ends.append(f"{format_medians('seconds', workload)}| `{workload}` |")
-    table = page_of_speed.partition("## Other toolkits")[2].partition("\n|---")[2]
-    lines = table.partition("\n\n")[0].splitlines()[1:]
-    assert "with its test" in lines[1]
-    for line, line_end in zip(lines, line_ends, strict=True):
-        assert line.endswith(f"| {line_end}")
 
-    # The README has them too.
-    def ratio(quantity, workload, side):
+def test_the_readme_has_the_medians_of_the_ratios():
+    ratios = read_ratios()
+
+    def format_ratio(quantity, workload, side):
         return f"{ratios.loc[quantity, workload][side].median():.1f}"
 
+    pfllib = format_ratio("seconds", "fmnist-cnn", "pfllib")
+    flower = format_ratio("seconds", "fmnist-cnn", "flower")
+    pfllib_with_test = format_ratio("seconds_with_test", "fmnist-cnn", "pfllib")
+    flower_with_test = format_ratio("seconds_with_test", "fmnist-cnn", "flower")
+    pfllib_small = format_ratio("seconds", "fmnist-small", "pfllib")
+    flower_small = format_ratio("seconds", "fmnist-small", "flower")
+    fluke_large = format_ratio("seconds", "mnist-large", "fluke")
+    fluke_small = format_ratio("seconds", "mnist-small", "fluke")
+    text = " ".join(README.split())
+    assert f"PFLlib takes {pfllib} times as long as fedcli and Flower {flower} times" in text
+    assert f"with the test after a round {pfllib_with_test} and {flower_with_test} times" in text
+    assert f"With 21,840 parameters PFLlib takes {pfllib_small} times as long and Flower {flower_small} times" in text
     sentence = (
-        f"PFLlib takes {ratio('seconds', 'w1', 'pfllib')} times as long as fedcli for `w1` and Flower "
-        f"{ratio('seconds', 'w1', 'flower')} times, at equal accuracy, and with the test after a round "
-        f"{ratio('seconds_with_test', 'w1', 'pfllib')} and {ratio('seconds_with_test', 'w1', 'flower')} times"
+        f"fluke takes {fluke_large} times as long with 1.66 million parameters and {fluke_small} times with 21,840."
     )
-    assert sentence in " ".join(README.split())
-    large = ratio("seconds", "large", "fluke")
-    small = ratio("seconds", "small", "fluke")
-    assert f"fluke takes {large} times as long with 1.66 million parameters and {small} times with 21,840." in README
-
-    # All come to the same accuracy.
-    for workload in ("large", "small"):
-        accuracies = medians.loc["final_accuracy"].loc[workload].mean()
-        for side in ("fedcli", "fluke"):
-            assert re.search(f"{workload} [|] {side} [|].*[|] {100 * accuracies[side]:.2f} [|]", page)
-        assert abs(accuracies["fedcli"] - accuracies["fluke"]) < 0.005
-    for method in ("fedavg", "fedprox", "fedproto"):
-        values = ALL_ROWS[ALL_ROWS.workload == method].groupby(["quantity", "side"]).value
-        of_fedcli = values.get_group(("final_accuracy", "fedcli"))
-        of_pfllib = values.get_group(("final_accuracy", "pfllib"))
-        assert abs(of_fedcli.mean() - of_pfllib.mean()) < min(of_fedcli.std(), of_pfllib.std())
-        assert values.get_group(("median_difference", "pfllib")).item() < 3e-5
+    assert sentence in text
 
 
 def count_timed_rounds(rows):
@@ -129,7 +186,7 @@ def test_every_workload_was_measured_and_earlier_versions_timed_fewer_rounds():
     assert {*counts} == {num_counted}
     assert {*earlier_counts} == {1, 2}
     earlier_workloads = {*earlier_counts.reset_index().workload}
-    assert earlier_workloads == {"w1", "w2", "proto"}
+    assert earlier_workloads == {"fmnist-cnn", "fmnist-cnn-batch10", "fmnist-cnn-fedproto"}
     assert {*COMMITTED_ROWS.workload} | earlier_workloads == {*peers.WORKLOADS}
 
 
@@ -146,10 +203,10 @@ def test_what_was_measured_was_trained_by_sides_that_are_able_to():
 @pytest.mark.parametrize(
     ("workload", "side", "message"),
     [
-        ("proto", "flower", "flower cannot train 'proto', which is fedproto"),
-        ("proto", "fluke", "fluke cannot train 'proto', which is fedproto"),
-        ("w1", "fluke", "fluke cannot train 'w1', which is without the batches that are not full"),
-        ("large", "pfllib", "pfllib cannot train 'large', which is with the batches that are not full"),
+        ("fmnist-cnn-fedproto", "flower", "flower cannot train 'fmnist-cnn-fedproto', which is fedproto"),
+        ("fmnist-cnn-fedproto", "fluke", "fluke cannot train 'fmnist-cnn-fedproto', which is fedproto"),
+        ("fmnist-cnn", "fluke", "fluke cannot train 'fmnist-cnn', which is without the batches that are not full"),
+        ("mnist-large", "pfllib", "pfllib cannot train 'mnist-large', which is with the batches that are not full"),
     ],
 )
 def test_a_side_that_would_train_something_else_is_refused(workload, side, message, nothing_is_measured):
@@ -161,23 +218,23 @@ def test_a_side_that_would_train_something_else_is_refused(workload, side, messa
 def test_a_side_that_is_given_twice_is_refused(nothing_is_measured):
     twice = [peers.Side.FEDCLI, peers.Side.FEDCLI]
     with raises_user_error("fedcli is given twice; give each --side once"):
-        peers.main(peers.WorkloadName.W1, twice)
+        peers.main(peers.WorkloadName.FMNIST_CNN, twice)
 
 
 def test_a_folder_that_is_no_checkout_of_pfllib_is_refused(tmp_path, nothing_is_measured):
     sides = [peers.Side.FEDCLI, peers.Side.PFLLIB]
     with raises_user_error("has no PFLlib"):
-        peers.main(peers.WorkloadName.W1, sides, pfllib=tmp_path)
+        peers.main(peers.WorkloadName.FMNIST_CNN, sides, pfllib=tmp_path)
     (tmp_path / "system" / "flcore").mkdir(parents=True)
     with raises_user_error("is no checkout (fatal: not a git repository"):
-        peers.main(peers.WorkloadName.W1, sides, pfllib=tmp_path)
+        peers.main(peers.WorkloadName.FMNIST_CNN, sides, pfllib=tmp_path)
 
 
 @pytest.mark.parametrize(("turns", "refused"), [([3, 2], 2), ([3, 3], 3)])
 def test_a_turn_that_is_measured_already_is_refused(turns, refused, empty_csv, nothing_is_measured):
     peers.append_rows([make_row(peers.Side.FEDCLI, turn, 1.0) for turn in (0, 1, 2)])
-    with raises_user_error(f"turn {refused} of fedcli with 'large' is in a CSV file, or was asked for"):
-        peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI], turns=turns)
+    with raises_user_error(f"turn {refused} of fedcli with 'mnist-large' is in a CSV file, or was asked for"):
+        peers.main(peers.WorkloadName.MNIST_LARGE, [peers.Side.FEDCLI], turns=turns)
 
 
 # What is measured
@@ -190,8 +247,8 @@ def test_all_workloads_are_of_the_cpu():
 def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tmp_path, empty_csv, monkeypatch):
     training = replace(peers.ONE_EPOCH, backbone="cnn-small", num_clients=4, cohort_size=2)
     options = {**peers.FMNIST, "dataset": "digits", "train_examples": 400}
-    monkeypatch.setitem(peers.WORKLOADS, "w2", peers.Workload(training, options))
-    measured = peers.measure("w2", [peers.Side.FEDCLI], 7, pfllib_checkout=None, python="")
+    monkeypatch.setitem(peers.WORKLOADS, "fmnist-cnn-batch10", peers.Workload(training, options))
+    measured = peers.measure("fmnist-cnn-batch10", [peers.Side.FEDCLI], 7, pfllib_checkout=None, python="")
 
     rows = pd.read_csv(empty_csv)
     assert rows.value.tolist() == pytest.approx([row.value for row in measured], rel=1e-5)
@@ -199,7 +256,7 @@ def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tm
     assert rows.quantity.tolist() == ["seconds", "seconds", "seconds", "final_accuracy"]
     assert (rows.value > 0).all()
 
-    peers.write_clients(tmp_path, peers.WORKLOADS["w2"])
+    peers.write_clients(tmp_path, peers.WORKLOADS["fmnist-cnn-batch10"])
     train = clients.load_client_images(tmp_path, "train")
     assert sum(map(len, train)) == 400 - 4 * 14  # a seventh of each is for testing
     assert {images.tensors[0].shape[1:] for images in train} == {(1, 8, 8)}
@@ -214,23 +271,25 @@ def test_a_turn_of_which_a_side_fails_leaves_no_rows(empty_csv, monkeypatch):
 
     monkeypatch.setattr(peers, "run_side", run_side)
     monkeypatch.setattr(peers, "write_clients", lambda folder, workload: None)
-    peers.measure("large", [peers.Side.FEDCLI], 0, None, "")
+    peers.measure("mnist-large", [peers.Side.FEDCLI], 0, None, "")
     before = empty_csv.read_text()
     with pytest.raises(subprocess.CalledProcessError):
-        peers.measure("large", [peers.Side.FEDCLI, peers.Side.FLUKE], 1, None, "")
+        peers.measure("mnist-large", [peers.Side.FEDCLI, peers.Side.FLUKE], 1, None, "")
     assert empty_csv.read_text() == before
 
 
 def test_the_first_turn_is_0_where_none_is_measured(empty_csv):
-    assert peers.find_next_turn("large") == 0
+    assert peers.find_next_turn("mnist-large") == 0
 
 
 def test_turns_that_an_earlier_version_has_measured_count_too(empty_csv, nothing_is_measured):
-    assert peers.find_next_turn("w1") == 4
+    turns = EARLIER_ROWS[EARLIER_ROWS.workload == "fmnist-cnn"].turn
+    assert {*turns} == {0, 1, 2, 3}
+    assert peers.find_next_turn("fmnist-cnn") == 4
     peers.append_rows([make_row(peers.Side.FEDCLI, 7, 1.0)])
-    assert peers.find_next_turn("w1") == 4
-    with raises_user_error("turn 3 of fedcli with 'w1' is in a CSV file, or was asked for"):
-        peers.main(peers.WorkloadName.W1, [peers.Side.FEDCLI], turns=[3])
+    assert peers.find_next_turn("fmnist-cnn") == 4
+    with raises_user_error("turn 3 of fedcli with 'fmnist-cnn' is in a CSV file, or was asked for"):
+        peers.main(peers.WorkloadName.FMNIST_CNN, [peers.Side.FEDCLI], turns=[3])
 
 
 def test_a_turn_is_the_next_one_and_its_own_rows_alone_are_summed_up(empty_csv, monkeypatch, capsys):
@@ -246,12 +305,12 @@ def test_a_turn_is_the_next_one_and_its_own_rows_alone_are_summed_up(empty_csv, 
         return rows
 
     monkeypatch.setattr(peers, "measure", measure)
-    peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI, peers.Side.FLUKE])
+    peers.main(peers.WorkloadName.MNIST_LARGE, [peers.Side.FEDCLI, peers.Side.FLUKE])
     last_line = capsys.readouterr().out.splitlines()[-1]
-    assert last_line.split() == ["large", "3", "2.0", "5.0"]
+    assert last_line.split() == ["mnist-large", "3", "2.0", "5.0"]
     assert measured_turns == [3]  # after 0, 1 and 2 in the CSV
 
-    peers.main(peers.WorkloadName.LARGE, [peers.Side.FEDCLI], turns=[5, 8])
+    peers.main(peers.WorkloadName.MNIST_LARGE, [peers.Side.FEDCLI], turns=[5, 8])
     last_lines = capsys.readouterr().out.splitlines()[-2:]
     assert [line.split()[-2:] for line in last_lines] == [["5", "2.0"], ["8", "2.0"]]
 

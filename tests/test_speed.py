@@ -1,23 +1,28 @@
-"""The page of speed, and what the README quotes of it, say what the CSV files beside the page do."""
+"""The numbers of the page of speed, and those that the README quotes of it, are those of the CSV files beside the page.
+
+The numbers of other toolkits are in `test_peers.py`, and the sizes of the workloads in `test_workloads.py`.
+"""
 
 import csv
 import re
 from collections import defaultdict
-from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
-
-import pytest
 
 from fedcli.bench.workloads import find_workload
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "results" / "speed"
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 PAGE = (SPEED / "README.md").read_text(encoding="utf-8")
 THOUSANDS_COMMA = r"(?<=\d),(?=\d{3})"
-NUMBER = r"[\d.]+%?"
+MODE = "Mode"
+SUMMARY_OF_METHOD = "What it does beside local training"
+SAME_BITS = "Two rounds from one model end in"
+TITLES_WITHOUT_NUMBERS = {MODE, SUMMARY_OF_METHOD, SAME_BITS}
+PRINTED_SECTIONS = ["A small network on both cores", "Other methods", "bf16 on a CPU", "Deterministic operations"]
+XEON_SECTION = "Two cores of an Intel Xeon"
+GPU_SECTION = "Beside the plain loop, non-deterministic"
 
 
 def read_rows(pattern):
@@ -27,36 +32,17 @@ def read_rows(pattern):
         return list(csv.DictReader(lines))
 
 
-NOTED_ROWS = read_rows("noted.csv")
-WITHOUT_MEASUREMENTS = {"What is timed", "On your machine"}  # the first: see tests/test_workloads.py
-WITHOUT_NUMBERS = {"what it does beside local training"}  # columns
-FROM_OTHER_FILES = {"Two cores of an Intel Xeon", "Clients and batch sizes", "An NVIDIA H200", "Other toolkits"}
-
-
-class Cell(NamedTuple):
-    """A cell of a table on a page, by what `noted.csv` calls its place."""
-
-    section: str  # the heading above the table
-    row: str  # the first cell of the line
-    column: str  # the title
-    text: str
-
-
-def read_cells(page):
-    """Returns the cells of all tables of a page behind the first column."""
-    cells = []
-    headings = set()
-    for passage in re.split(r"^#+ ", page, flags=re.MULTILINE)[1:]:
-        heading, _, text = passage.partition("\n")
-        assert heading not in headings, "two passages have one heading"
-        headings.add(heading)
-        tables = [block for block in text.split("\n\n") if block.startswith("|")]
-        for table in tables:
-            titles, _, *lines = (split_line(line) for line in table.splitlines())
-            for row, *texts in lines:
-                for title, cell_text in zip(titles[1:], texts, strict=True):
-                    cells.append(Cell(heading, row, title, cell_text))
-    return cells
+def read_tables(page):
+    """Returns the only table of each section that has one, by the heading: its lines, each as cells by their titles."""
+    tables = {}
+    for section in re.split(r"^#+ ", page, flags=re.MULTILINE)[1:]:
+        heading, _, text = section.partition("\n")
+        lines = [split_line(line) for line in text.splitlines() if line.startswith("|")]
+        if lines:
+            titles, _, *cells_of_lines = lines
+            assert heading not in tables, "two sections have one heading"
+            tables[heading] = [dict(zip(titles, cells, strict=True)) for cells in cells_of_lines]
+    return tables
 
 
 def split_line(line):
@@ -65,165 +51,172 @@ def split_line(line):
     return [cell.strip() for cell in plain.strip("|").split("|")]
 
 
-def find_noted(cell):
-    """Returns the values that were noted for a cell, by their statistic."""
-    values = defaultdict(list)
-    for noted in NOTED_ROWS:
-        if find_place(noted) == (cell.section, cell.row, cell.column):
-            percent = "%" if noted["unit"] == "%" else ""
-            values[noted["statistic"]].append(noted["value"] + percent)
-    return values
+PRINTED_ROWS = read_rows("printed.csv")
+CPU_ROWS = read_rows("cpu*torch*.csv")
+GPU_ROWS = read_rows("nvidia-h200-*.csv")
+TABLES = read_tables(PAGE)
+FIRST_LINES = " ".join(PAGE.partition("## What is timed")[0].split())
 
 
-def find_place(noted):
-    """Returns the section, row and column of the cell that a number was noted for."""
-    row, column = split_line(f"|{noted['row']}|{noted['column']}|")
-    return noted["section"], row, column
-
-
-def format_noted(values):
-    """Returns the texts that a cell may have: the median of one statistic, or a range."""
-    texts = set()
-    for of_statistic in values.values():
-        is_single = len(of_statistic) == 1
-        texts.add(of_statistic[0] if is_single else f"{median(map(float, of_statistic)):.2f}")
-    ordered = sorted(chain.from_iterable(values.values()), key=lambda value: float(value.rstrip("%")))
-    if len(ordered) > 1:
-        texts.add(f"{ordered[0]}-{ordered[-1]}")
-    if {"median", "least", "largest"} <= values.keys():
-        (middle,), (least,), (largest,) = values["median"], values["least"], values["largest"]
-        texts.add(f"{middle} ({least}-{largest})")
-    return texts
-
-
-def test_each_number_that_was_noted_has_a_place_of_its_own():
-    places = [tuple(row[name] for name in ("section", "row", "column", "statistic", "run")) for row in NOTED_ROWS]
-    assert len(places) == len(set(places)) == 65
-
-
-def test_each_number_that_was_noted_is_of_a_cell_of_the_page():
-    places = [(cell.section, cell.row, cell.column) for cell in read_cells(PAGE)]
-    for noted in NOTED_ROWS:
-        assert places.count(find_place(noted)) == 1, noted
-
-
-def test_every_number_in_a_table_was_noted_for_its_cell_or_is_of_another_file():
-    cells = [cell for cell in read_cells(PAGE) if cell.section not in WITHOUT_MEASUREMENTS]
-    assert {cell.section for cell in cells} > FROM_OTHER_FILES
-    sections_with_numbers = set()
-    for cell in cells:
-        texts = format_noted(find_noted(cell))
-        if cell.section in FROM_OTHER_FILES:
-            assert not texts, cell
-        elif texts or (re.fullmatch(rf"{NUMBER}( .*)?", cell.text) and cell.column not in WITHOUT_NUMBERS):
-            assert cell.text in texts, cell
-            sections_with_numbers.add(cell.section)
-    assert sections_with_numbers == {cell.section for cell in cells} - FROM_OTHER_FILES
-
-
-def find_spread(numbers, digits=1):
+def format_range(numbers, digits):
+    """Returns the least and the largest of numbers, as a page has them."""
     return f"{min(numbers):.{digits}f}-{max(numbers):.{digits}f}"
 
 
-def test_the_first_lines_of_the_page_are_what_its_tables_say():
-    cells = read_cells(PAGE)
-    ratios = defaultdict(list)
-    for cell in cells:
-        if cell.column == "ratio":
-            numbers = re.findall(NUMBER, cell.text)
-            ratios[cell.section].extend(map(float, numbers))
-    on_two_cores = ratios["Two cores of an Intel Xeon"] + ratios["Two cores of an AMD EPYC"]
-    of_w4 = max(ratios["A small network on both cores"])
-    on_a_gpu = ratios["An NVIDIA H200"]
-    of_others = []
-    for cell in cells:
-        if cell.column in {"PFLlib", "Flower", "fluke"} and cell.text and "test" not in cell.row:
-            of_others.append(float(cell.text))
-    first_lines = " ".join(PAGE.partition("## What is timed")[0].split())
-    spread = find_spread(on_two_cores)
-    assert f"takes {spread} times as long as fedcli for the workloads `w1` and `w2` below." in first_lines
-    assert f"For `w4` it takes {of_w4:.1f} times as long, where fedcli has two processes" in first_lines
-    assert f"take {find_spread(of_others)} times as long as fedcli on two CPU cores, without the test" in first_lines
-    spread = f"{min(on_a_gpu):.1f}-{max(on_a_gpu):.0f}"
-    assert f"takes {spread} times as long for `w1`, `w2` and an epoch of `w3`" in first_lines
+# Numbers that were printed only
 
 
-@pytest.mark.parametrize("name", ["w1", "w2"])
-def test_rounds_on_a_cpu_are_on_the_page_and_their_median_ratio_in_the_readme(name):
-    rows = [row for row in read_rows("cpu*torch*.csv") if row["workload"] == name]
-    assert len(rows) == 3
-    ratio = median(float(row["ratio"]) for row in rows)
-    assert f"{ratio:.2f} (`{name}`)" in README
-
-    for run, row in enumerate(rows, start=1):
-        cells = [
-            name,
-            str(run),
-            f"{float(row['seconds_per_round']):.2f}",
-            f"{float(row['plain_seconds_per_round']):.2f}",
-            f"{float(row['ratio']):.2f}",
-            f"{float(row['estimate_share']):.0%}",
-            f"{float(row['test_seconds']):.2f}",
-        ]
-        assert f"| {' | '.join(cells)} |" in PAGE
+def find_printed(section, row, column):
+    """Returns the numbers that were printed for a cell, by their statistic."""
+    of_cell = [printed for printed in PRINTED_ROWS if find_place(printed) == (section, row, column)]
+    return {printed["statistic"]: printed["value"] for printed in of_cell}
 
 
-def test_clients_and_batch_sizes_on_the_page_are_those_of_the_csv_file():
-    rows = [row for row in read_rows("cpu*torch*.csv") if row["workload"].startswith("w1 K=")]
+def find_place(printed):
+    """Returns the section, row and column of the cell that a number was printed for."""
+    return printed["section"], printed["row"], printed["column"]
+
+
+def format_printed(values):
+    """Returns the text of the cell that has these numbers, which are given by their statistic."""
+    if "least median" in values:
+        return f"{values['least median']}-{values['largest median']}"
+    if "largest" in values:
+        return f"{values['median']} ({values['least']}-{values['largest']})"
+    (value,) = values.values()
+    return value
+
+
+def test_each_printed_number_has_a_place_of_its_own():
+    places = [(*find_place(printed), printed["statistic"]) for printed in PRINTED_ROWS]
+    assert len(places) == len(set(places)) == 25
+
+
+def test_each_table_of_measurements_is_held_to_a_file():
+    not_of_these_files = {"What is timed", "Other toolkits"}
+    assert {*TABLES} == {*PRINTED_SECTIONS, XEON_SECTION, GPU_SECTION, *not_of_these_files}
+
+
+def test_each_printed_number_is_in_its_cell_and_no_cell_has_another():
+    places = set()
+    for section in PRINTED_SECTIONS:
+        for line in TABLES[section]:
+            row, *_ = line.values()
+            _, *columns = line
+            for column in columns:
+                if column in TITLES_WITHOUT_NUMBERS:
+                    assert not find_printed(section, row, column)
+                else:
+                    places.add((section, row, column))
+                    assert line[column] == format_printed(find_printed(section, row, column))
+    assert places == {find_place(printed) for printed in PRINTED_ROWS}
+
+
+def read_printed_column(section, column):
+    """Returns the texts of a column of a section's table by the first cell of the line."""
+    texts = {}
+    for line in TABLES[section]:
+        row, *_ = line.values()
+        texts[row] = line[column]
+    return texts
+
+
+# Numbers of the other files
+
+
+def format_timing(row, digits_of_seconds, digits_of_ratio):
+    """Returns the cells of a row of a file of `fedcli bench` by their titles on the page."""
+
+    def format_seconds(column):
+        return f"{float(row[column]):.{digits_of_seconds}f}"
+
+    return {
+        "Engine, s": format_seconds("seconds_per_round"),
+        "Plain loop, s": format_seconds("plain_seconds_per_round"),
+        "Ratio": f"{float(row['ratio']):.{digits_of_ratio}f}",
+        "Estimate, %": f"{100 * float(row['estimate_share']):.0f}",
+        "Test, s": format_seconds("test_seconds"),
+    }
+
+
+def test_rounds_on_a_cpu_are_on_the_page_and_their_median_ratio_in_the_readme():
     lines = []
+    for name in ("w1", "w2"):
+        rows = [row for row in CPU_ROWS if row["workload"] == name]
+        assert len(rows) == 3
+        for call, row in enumerate(rows, start=1):
+            timing = format_timing(row, digits_of_seconds=2, digits_of_ratio=2)
+            lines.append({"Workload": name, "Call": str(call), **timing})
+        ratio = median(float(row["ratio"]) for row in rows)
+        assert f"{ratio:.2f} (`{name}`)" in README
+    assert TABLES[XEON_SECTION] == lines
+
+
+def test_the_page_has_the_ratios_for_other_numbers_of_clients_and_batch_sizes():
+    rows = [row for row in CPU_ROWS if row["workload"].startswith("w1 K=")]
+    assert len(rows) == 10
     for row in rows:
         assert row["workload"] == f"w1 K={row['cohort_size']} B={row['batch_size']}"
-        cells = [
-            row["cohort_size"],
-            row["batch_size"],
-            f"{float(row['seconds_per_round']):.2f}",
-            f"{float(row['plain_seconds_per_round']):.2f}",
-            f"{float(row['ratio']):.2f}",
-            f"{float(row['estimate_share']):.0%}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    assert len(lines) == 10
-    assert "\n".join(lines) in PAGE
+        assert (row["local_epochs"], row["repeats"]) == ("1", "2")
+    cohort_sizes = [int(row["cohort_size"]) for row in rows]
+    batch_sizes = [int(row["batch_size"]) for row in rows]
+    ratios = [float(row["ratio"]) for row in rows]
+    sentence = (
+        f"For `w1` with one local epoch, and {min(cohort_sizes)} to {max(cohort_sizes)} clients a round or batches of "
+        f"{min(batch_sizes)} to {max(batch_sizes)}, the ratio is {format_range(ratios, 2)} (two rounds of each)."
+    )
+    assert sentence in " ".join(PAGE.split())
 
 
-@pytest.mark.parametrize("row", read_rows("nvidia-h200-*.csv"), ids=lambda row: row["workload"])
-def test_rounds_on_a_gpu_are_on_the_page_and_their_ratio_in_the_readme(row):
-    ratio = f"{float(row['ratio']):.1f}"
-    assert f"{ratio} (`{row['workload']}`" in README
-    workload = find_workload(row["workload"])
-    name = workload.name
-    if int(row["local_epochs"]) != workload.local_epochs:
-        assert row["local_epochs"] == "1"
-        name += ", 1 epoch"
-    cells = [
-        name,
-        row["mode"],
-        f"{float(row['seconds_per_round']):.3f}",
-        f"{float(row['plain_seconds_per_round']):.3f}",
-        ratio,
-        f"{float(row['estimate_share']):.0%}",
-        f"{float(row['test_seconds']):.3f}",
-    ]
-    assert f"| {' | '.join(cells)} |" in PAGE
+def test_rounds_on_a_gpu_are_on_the_page_and_their_ratios_in_the_readme():
+    lines = []
+    for row in GPU_ROWS:
+        workload = find_workload(row["workload"])
+        name = workload.name
+        if int(row["local_epochs"]) != workload.local_epochs:
+            assert row["local_epochs"] == "1"
+            name += ", 1 epoch"
+        timing = format_timing(row, digits_of_seconds=3, digits_of_ratio=1)
+        lines.append({"Workload": name, MODE: row["mode"], **timing})
+        assert f"{timing['Ratio']} (`{workload.name}`" in README
+    assert TABLES[GPU_SECTION] == lines
 
 
-def test_the_page_says_how_much_longer_deterministic_operations_take():
-    rows = [row for row in NOTED_ROWS if row["section"] == "Deterministic operations"]
-
-    def seconds_of_round(operations):
-        return fmean(float(row["value"]) for row in rows if row["row"] == operations)
-
-    ratio = seconds_of_round("all deterministic") / seconds_of_round("non-deterministic")
-    assert f"with which `w1` takes {ratio:.1f} times as long." in README
-    assert f"with them `w1` takes {ratio:.1f} times as long in the engine" in PAGE
-    first_lines = " ".join(PAGE.partition("## What is timed")[0].split())
-    assert f"with which `w1` takes {ratio:.1f} times as long in fedcli." in first_lines
+# What is said of the tables
 
 
-def test_the_page_says_how_long_a_step_in_bf16_takes():
-    def milliseconds_of_step(precision):
-        (milliseconds,) = find_noted(Cell("bf16 on a CPU", precision, "milliseconds a step", text=""))["least"]
-        return milliseconds
+def test_the_first_lines_of_the_page_are_what_its_tables_say():
+    ratios = defaultdict(list)
+    for section, lines in TABLES.items():
+        ratios[section] = [float(line["Ratio"]) for line in lines if "Ratio" in line]
+    on_two_cores = format_range(ratios[XEON_SECTION], 2)
+    of_w4 = max(ratios["A small network on both cores"])
+    assert f"takes {on_two_cores} times as long as fedcli for the workloads `w1` and `w2` below." in FIRST_LINES
+    assert f"For `w4` it takes {of_w4:.1f} times as long, where fedcli uses both cores" in FIRST_LINES
 
-    assert f"| `float32` | {milliseconds_of_step('float32')} |" in PAGE
-    assert f"| `bf16` | {milliseconds_of_step('bf16')} |" in PAGE
+    on_a_gpu = ratios[GPU_SECTION]
+    spread = f"{min(on_a_gpu):.1f}-{max(on_a_gpu):.0f}"
+    assert f"took {spread} times as long for `w1`, `w2` and an epoch of `w3`." in FIRST_LINES
+
+    of_others = []
+    for line in TABLES["Other toolkits"]:
+        if line["Test"] == "without":
+            of_others += [float(line[side]) for side in ("PFLlib", "Flower", "fluke") if line[side]]
+    spread = format_range(of_others, 1)
+    assert f"take {spread} times as long as fedcli on two CPU cores, without the test" in FIRST_LINES
+    page_of_peers = " ".join((SPEED / "peers" / "README.md").read_text(encoding="utf-8").split())
+    assert f"On two CPU cores {spread} times as long." in page_of_peers
+
+
+def test_the_readme_has_the_ratio_of_the_small_network():
+    ratio = read_printed_column("A small network on both cores", "Ratio")["two"]
+    assert f"`w4` is {ratio} times as fast." in README
+
+
+def test_the_pages_say_how_long_deterministic_operations_take():
+    seconds = read_printed_column("Deterministic operations", "Engine, s")
+    non_deterministic = fmean(map(float, seconds["non-deterministic"].split("-")))
+    ratio = float(seconds["deterministic"]) / non_deterministic
+    for text in (FIRST_LINES, README):
+        assert f"a round of `w1` takes {seconds['deterministic']} seconds" in text
+        assert f"can no longer be chosen and were {ratio:.1f} times as fast for `w1`." in text

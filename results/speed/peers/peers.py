@@ -1,12 +1,12 @@
 """The same rounds in PFLlib, in Flower, in fluke and here, and what they take.
 
-    python peers.py w1 --pfllib CHECKOUT --python PYTHON --turn 4 --turn 5     also w2, w4, proto
-    python peers.py large --side fedcli --side fluke --python PYTHON     also small
+    python peers.py fmnist-cnn --side fedcli --side pfllib --side flower --pfllib CHECKOUT --python PYTHON
+    python peers.py mnist-large --side fedcli --side fluke --python PYTHON
 
 appends the seconds of each side's rounds, and the accuracy of its last model where it tests one, to `peers.csv` as all
-sides of a turn are done, and prints the medians of these seconds. `--pfllib` is a checkout of TsingZ0/PFLlib;
-`--python` is the Python of an environment with the same torch, flwr==1.41.0 and ray for Flower, scikit-learn,
-matplotlib and h5py for PFLlib, or fluke-fl==0.8.1 for fluke.
+sides of a turn are done, and prints the medians of these seconds. README.md says what each workload trains.
+`--pfllib` is a checkout of TsingZ0/PFLlib; `--python` is the Python of an environment with the same torch,
+flwr==1.41.0 and ray for Flower, scikit-learn, matplotlib and h5py for PFLlib, or fluke-fl==0.8.1 for fluke.
 
 Each side runs in a process of its own (`sides/`), which imports nothing of the others. All train the same images of
 the same clients from the same initial model with plain SGD; a batch that is not full is left out as in PFLlib, but kept
@@ -64,14 +64,14 @@ BESIDE_FLUKE = replace(FIVE_EPOCHS, lr=0.05, drop_last=False)
 LARGE_NETWORK = f"{HERE}/networks.py:mcmahan"
 SMALL_NETWORK = f"{HERE}/networks.py:small"
 WORKLOADS = {
-    "w1": Workload(FIVE_EPOCHS, FMNIST),
-    "w2": Workload(ONE_EPOCH, FMNIST),
-    "w4": Workload(replace(FIVE_EPOCHS, backbone=SMALL_NETWORK), FMNIST),
-    "proto": Workload(PROTOTYPES, {**FMNIST, "gathered_epochs": "all"}),
-    "large": Workload(replace(BESIDE_FLUKE, backbone=LARGE_NETWORK), MNIST),
-    "small": Workload(replace(BESIDE_FLUKE, backbone=SMALL_NETWORK), MNIST),
+    "fmnist-cnn": Workload(FIVE_EPOCHS, FMNIST),
+    "fmnist-cnn-batch10": Workload(ONE_EPOCH, FMNIST),
+    "fmnist-small": Workload(replace(FIVE_EPOCHS, backbone=SMALL_NETWORK), FMNIST),
+    "fmnist-cnn-fedproto": Workload(PROTOTYPES, {**FMNIST, "gathered_epochs": "all"}),
+    "mnist-large": Workload(replace(BESIDE_FLUKE, backbone=LARGE_NETWORK), MNIST),
+    "mnist-small": Workload(replace(BESIDE_FLUKE, backbone=SMALL_NETWORK), MNIST),
 }
-WorkloadName = StrEnum("WorkloadName", {name.upper(): name for name in WORKLOADS})
+WorkloadName = StrEnum("WorkloadName", {name.upper().replace("-", "_"): name for name in WORKLOADS})
 
 
 class Side(StrEnum):
