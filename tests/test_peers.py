@@ -93,6 +93,28 @@ def test_the_page_has_the_seconds_of_each_side_and_how_many_times_fedclis_they_a
     assert section.count("\n| fmnist-") + section.count("\n| mnist-") == len(seconds_of_sides)
 
 
+def test_the_page_says_what_the_workloads_train():
+    names_of_methods = {"fedavg": "FedAvg", "fedproto": "FedProto"}
+    for name, workload in peers.WORKLOADS.items():
+        training = workload.training
+        network = networks.make_network(training.backbone)
+        parameters = sum(value.numel() for value in network.parameters())
+        leaves_images_out = training.drop_last and 600 % training.batch_size > 0
+        cells = [
+            name,
+            names_of_methods[training.method],
+            f"`{training.backbone.rpartition(':')[2]}`",
+            f"{parameters:,}",
+            str(training.cohort_size),
+            str(training.local_epochs),
+            f"{training.batch_size}, full only" if leaves_images_out else str(training.batch_size),
+            str(training.lr),
+        ]
+        assert f"\n| {' | '.join(cells)} |\n" in PAGE
+        assert training.num_clients == 100
+        assert name.partition("-")[0] == workload.fedcli_options["dataset"]
+
+
 def test_the_page_has_the_memory_of_each_side():
     mib = ALL_ROWS[ALL_ROWS.quantity == "peak_mib"].set_index(["workload", "side"]).value
     for workload in ("fmnist-cnn", "fmnist-cnn-batch10", "fmnist-cnn-fedproto"):

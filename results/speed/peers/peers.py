@@ -19,7 +19,7 @@ divides the images and writes them normalised into files in PFLlib's form, which
               core, with one thread; timed as in fedcli
     fluke     its FedAVG's own `run`; timed as in fedcli
 
-`earlier.csv` has what earlier versions of this script measured, with two rounds in a turn or by other ways.
+`earlier.csv` has what earlier versions of this script measured, with one or two rounds in a turn or by other ways.
 """
 
 import os
