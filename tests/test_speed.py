@@ -19,7 +19,7 @@ PAGE = (SPEED / "README.md").read_text(encoding="utf-8")
 THOUSANDS_COMMA = r"(?<=\d),(?=\d{3})"
 MODE = "Mode"
 SUMMARY_OF_METHOD = "What it does beside local training"
-SAME_BITS = "Two rounds from one model end in"
+SAME_BITS = "The same two rounds, trained twice, end in"
 TITLES_WITHOUT_NUMBERS = {MODE, SUMMARY_OF_METHOD, SAME_BITS}
 PRINTED_SECTIONS = ["A small network on both cores", "Other methods", "bf16 on a CPU", "Deterministic operations"]
 XEON_SECTION = "Two cores of an Intel Xeon"
