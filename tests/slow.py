@@ -1,8 +1,8 @@
 """Which tests are slow: `make test` leaves them to `make test-all`, which continuous integration runs.
 
 Slow are tests that run whole scripts, texts and notebooks, several programs or all committed results; those of steps as
-CUDA graphs, on the fake device; single tests of five seconds and more; and what is tested of every method, but for the
-method of each of the five papers, FedAvg and one method of each kind.
+CUDA graphs, on the fake device; single tests of four seconds and more; and what is tested of every method, but for
+FedAvg, FedFM and one method of each kind.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from fedcli import check
 from tests.toy_methods import STATEFUL
 
 KINDS = [method.name for method in check.one_of_each_kind()]
-QUICK_METHODS = {"fedfm", "fedfa", "fedcme", "fccl-plus", "fedsa", "fedavg", STATEFUL.name, *KINDS}
+QUICK_METHODS = {"fedavg", "fedfm", STATEFUL.name, *KINDS}
 
 
 def marks_of_method(name):

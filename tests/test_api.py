@@ -347,6 +347,7 @@ METHOD = replace(SIMPLE, name="mine", run_round=run_round)
 """
 
 
+@pytest.mark.slow
 def test_seeds_after_one_that_diverges_are_run(tmp_path, monkeypatch):
     """Whether they run one after the other or in processes."""
     monkeypatch.chdir(tmp_path)

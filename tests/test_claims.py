@@ -541,6 +541,7 @@ def test_what_a_claim_allows_in_place_of_the_cells_is_said(study):
     assert other.comparison.evidence.reduction == "lr 0.2 for 0.3"  # of the other row's runs alone
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
     study.add_pairs(fedfa=[85, 85.1, 85.2], fedavg=[80, 80, 80])
     behind = 'Claim("own:behind", "one is behind", "own:2", "FedFA", ("FedAvg",), ("FMNIST #C=2",), "lower"),\n    '
@@ -567,6 +568,7 @@ def test_the_command_prints_the_claims_of_a_file_by_verdict(study):
     assert row in output
 
 
+@pytest.mark.slow
 def test_the_command_of_a_claim_runs_its_rows_and_nothing_else(monkeypatch):
     monkeypatch.setattr(
         plans, "find_shipped_folders", list

@@ -48,7 +48,7 @@ def trained_in_two_phases(federation_type=None, chunk="auto"):
     return clients.params, clients.buffers
 
 
-@pytest.mark.parametrize("chunk", ["1", "3", "branches:2"])
+@pytest.mark.parametrize("chunk", ["1", pytest.param("3", marks=pytest.mark.slow), "branches:2"])
 def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chunk, monkeypatch):
     """Clients are unequal, with partial batches, weight decay and momentum; one by one they also go place by place."""
     place_by_place = LiveConv2d.convolve_by_places
@@ -263,6 +263,7 @@ def test_how_many_images_are_made_ready_at_a_time_is_invisible(prepared, monkeyp
     assert toy.distance(toy.simulate(setup, fed, 1), expected) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     [("resnet18-3x3-gn-projection", 8), ("efficientnet-b0-32", 16), ("mobilenet-v2-32", 8), ("googlenet-512", 16)],

@@ -182,6 +182,7 @@ def test_no_norm_is_logged_of_a_network_without_batch_normalisation(name):
     assert "norm_before_batchnorm" not in terms
 
 
+@pytest.mark.slow
 def test_the_norm_before_batch_normalisation_is_logged_in_the_round_in_which_matching_starts():
     """To multiply these weights changes no output, which is why their norm sets how far a step turns them."""
     setup, fed = toy.federation("fedfm", {**TERMS_ON, "start_round": 1}, backbone="resnet10")

@@ -207,6 +207,7 @@ def official_files(name, monkeypatch):
 SETS_OF_FOLDERS = ("cinic10", "tiny-imagenet", "mnist-m")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_official_files_are_read_in_folders_and_archives(name, tmp_path, monkeypatch):
     contents, arrays = official_files(name, monkeypatch)

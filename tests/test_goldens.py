@@ -35,7 +35,8 @@ class GoldenRun(NamedTuple):
     values: dict
 
 
-GOLDEN_RUNS = [*parameters_of(methods()), *goldens.OTHER_RUNS]
+OTHER_RUNS = [pytest.param(name, marks=pytest.mark.slow) for name in goldens.OTHER_RUNS]
+GOLDEN_RUNS = [*parameters_of(methods()), *OTHER_RUNS]
 
 
 @pytest.fixture(scope="module")

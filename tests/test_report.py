@@ -131,6 +131,7 @@ def test_200_runs_fit_a_small_screen_fetch_nothing_and_can_be_sorted(tmp_path):
     assert sight.value == {"fits": True, "first": ["c", "d"], "fetched": 0}
 
 
+@pytest.mark.slow
 @browser
 def test_names_from_records_are_shown_and_not_run(tmp_path):
     harm = '<img src=x onerror="alert(1)"></script>'

@@ -80,6 +80,7 @@ def test_grid_is_rows_by_columns_and_a_row_comes_before_a_column():
     assert second == Cell("A", "y", "one", {"lr": 1}, "last")
 
 
+@pytest.mark.slow
 def test_cells_of_the_same_settings_share_runs():
     """The folders of these runs have names that are readable and stay the same."""
     protocols_lr = 0.05

@@ -176,6 +176,7 @@ COMMANDS_THAT_PRINT = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_command_lets_a_name_or_a_record_move_the_cursor(tmp_path, monkeypatch, imported_commands):
     monkeypatch.chdir(tmp_path)
     run = fedcli.run("fedavg", out="once", **{**SHORT_RUN, "rounds": 1, "lr": 1e-3})
