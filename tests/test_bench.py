@@ -6,9 +6,12 @@ import os
 import re
 import sys
 import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import median
+from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -18,11 +21,23 @@ import pytest
 import torch
 
 from fedcli import registry
-from fedcli.bench import cases, engine_rounds, estimate, joint_step, plain_loop, random_images, speed, workloads
-from fedcli.bench.cells import TITLES, find_titles, format_count, format_timing
+from fedcli.bench import (
+    cases,
+    csv_file,
+    engine_rounds,
+    estimate,
+    joint_step,
+    plain_loop,
+    random_images,
+    speed,
+    workloads,
+)
+from fedcli.bench.cases import BenchCase, find_case
 from fedcli.bench.csv_file import RENAMED_COLUMNS, append_csv
-from fedcli.bench.timings import MethodTiming, WorkloadTiming
+from fedcli.bench.table import TITLES, find_titles, format_count, format_timing
+from fedcli.bench.timings import Timing
 from fedcli.bench.workloads import Workload
+from fedcli.core import evaluation
 from fedcli.core.stacked import WAYS
 from fedcli.data import imports
 from fedcli.errors import UserError
@@ -41,11 +56,14 @@ TINY_CNN = Workload(
 )  # fmt: skip
 TINY_SMALL = replace(TINY_CNN, backbone=workloads.SMALL_NETWORK)
 TINY_RESNET = replace(TINY_CNN, dataset="cifar10", train_examples=24, backbone="resnet18")
-WRITTEN = [  # names in files, in their order
+OF_ENGINE = [  # names in files, in their order
     "workload", "mode", "device", "method", "seconds_per_round", "seconds_spread", "examples_per_second", "peak_bytes",
     "test_seconds", "around_training_share", "images", "torch", "threads", "hardware", "precision", "cohort_size",
-    "local_epochs", "batch_size", "seed", "repeats", "plain_seconds_per_round", "plain_spread", "ratio",
-    "estimate_seconds", "estimate_share", "arithmetic_estimate_seconds", "memory_estimate_seconds",
+    "local_epochs", "batch_size", "seed", "repeats",
+]  # fmt: skip
+WRITTEN = [  # with the plain loop
+    *OF_ENGINE, "plain_seconds_per_round", "plain_spread", "ratio", "estimate_seconds", "estimate_share",
+    "arithmetic_estimate_seconds", "memory_estimate_seconds",
 ]  # fmt: skip
 NAMES_OF_COLUMNS = [  # in files of the first version that wrote them, of later ones, and today
     ("engine", "way", "mode"),
@@ -70,7 +88,7 @@ def make_small(monkeypatch, folder):
     monkeypatch.setattr(estimate, "MATMUL_SIDE", {"cpu": 32})
     monkeypatch.setattr(estimate, "COPY_BYTES", 2**12)
     monkeypatch.setattr(estimate, "TRIES", 1)
-    monkeypatch.setattr(workloads, "PUBLIC_IMAGES", 20)
+    monkeypatch.setattr(workloads, "PUBLIC_EXAMPLES", 20)
     (folder / "few.py").write_text(FEW_IMAGES)
     monkeypatch.setattr(workloads, "RANDOM_IMAGES", folder / "few.py")
     small = [replace(TINY_CNN, name=workload.name, alias=workload.alias) for workload in workloads.WORKLOADS]
@@ -94,7 +112,7 @@ def prepare_sides(workload, **options):
 
 def time_tiny(workload=TINY_CNN, repeats=1, **options):
     setup = workloads.prepare_workload(workload, device="cpu", **options)
-    return speed.time_workload("tiny", setup, repeats, lambda text: None)
+    return speed.time_case(BenchCase(setup=setup, workload=workload), repeats, lambda text: None)
 
 
 def flushes_denormals():
@@ -130,7 +148,7 @@ def fake_seconds(monkeypatch, engine, plain=()):
 
     monkeypatch.setattr(engine_rounds, "one_round", engine_round)
     monkeypatch.setattr(speed, "measure_seconds", measure_seconds)
-    monkeypatch.setattr(estimate, "measure_rates", lambda engine, dtype: estimate.MachineRates(1e6, 1e3))
+    monkeypatch.setattr(estimate, "measure_rates", lambda device, runner, dtype: estimate.MachineRates(1e6, 1e3))
     return rounds_run
 
 
@@ -167,8 +185,8 @@ def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):
         return prepared
 
     monkeypatch.setattr(engine_rounds, "prepare", watched)
-    assert time_tiny(TINY_CNN).engine.images == "random"
-    assert time_tiny(replace(TINY_CNN, dataset="own")).engine.images == "real"
+    assert time_tiny(TINY_CNN).images == "random"
+    assert time_tiny(replace(TINY_CNN, dataset="own")).images == "real"
 
     drawn, imported = trained_on
     assert len(drawn) == len(imported) == 80  # of 90 and 100, as many as the clients hold
@@ -271,7 +289,7 @@ def test_every_method_can_be_measured(name):
     }  # fmt: skip
     assert result.items() >= expected.items()
     assert result["peak_bytes"] > 2**20
-    assert list(result) == WRITTEN
+    assert list(result) == (WRITTEN if name == "fedavg" else OF_ENGINE)
 
 
 # The numbers
@@ -307,25 +325,25 @@ def test_rates_are_of_the_fastest_product_by_all_threads(monkeypatch, two_thread
         return next(times.of_tries)
 
     monkeypatch.setattr(estimate, "measure_seconds", measure_seconds)
-    assert estimate.measure_calls_per_second(work, fed.engine) == 2 * 250
+    assert estimate.measure_calls_per_second(work, fed.device, fed.engine.runner) == 2 * 250
     assert threads_of_calls == {1}
 
     products_per_second = 4
     copies_per_second = 5
 
-    def measure_calls_per_second(work, engine):
+    def measure_calls_per_second(work, device, runner):
         is_product = len(work.args) == 2
         return products_per_second if is_product else copies_per_second
 
     monkeypatch.setattr(estimate, "measure_calls_per_second", measure_calls_per_second)
-    rates = estimate.measure_rates(fed.engine, torch.float64)
+    rates = estimate.measure_rates(fed.device, fed.engine.runner, torch.float64)
     assert rates == (2 * 32**3 * products_per_second, 2 * 2**12 * copies_per_second)
 
 
 class ThreeRounds(NamedTuple):
     """A measurement of three rounds with times that are given."""
 
-    timing: WorkloadTiming
+    timing: Timing
     rounds_run: list[RoundRun]
     can_flush: bool  # numbers below the normal ones to 0
     flushes_afterwards: bool
@@ -383,7 +401,7 @@ def test_the_estimate_is_that_of_arithmetic_or_of_memory(three_rounds):
 
 def test_a_timed_side_is_shown_with_its_spread_and_an_estimate_that_may_be_longer(three_rounds):
     cells = format_timing(three_rounds.timing)
-    threads = str(three_rounds.timing.engine.threads)
+    threads = str(three_rounds.timing.threads)
     shown = {"Engine": "20 (10-40)", "Plain loop": "30", "Ratio": "2x", "Test": "0.25", "Threads": threads}
     assert cells.items() >= shown.items()
     seconds, share = re.fullmatch(r"([\d,.]+) \((\d+)%\)", cells["Estimate"]).groups()
@@ -393,7 +411,7 @@ def test_a_timed_side_is_shown_with_its_spread_and_an_estimate_that_may_be_longe
 
 def test_each_title_of_a_number_is_explained_below_the_table(three_rounds):
     in_workloads = format_timing(three_rounds.timing)
-    in_methods = format_timing(MethodTiming(engine=three_rounds.timing.engine, whole_seconds=3.5))
+    in_methods = format_timing(replace(three_rounds.timing, plain=None, whole_seconds=3.5))
     of_conditions = {"Workload", "Method", "Mode", "Threads", "Images"}
     explained = {title for title, meaning in TITLES.items() if meaning}
     assert explained == {*in_workloads, *in_methods} - of_conditions
@@ -401,7 +419,7 @@ def test_each_title_of_a_number_is_explained_below_the_table(three_rounds):
 
 def test_titles_have_one_order_whichever_kind_is_timed_first(three_rounds):
     in_workloads = format_timing(three_rounds.timing)
-    in_methods = format_timing(MethodTiming(engine=three_rounds.timing.engine, whole_seconds=3.5))
+    in_methods = format_timing(replace(three_rounds.timing, plain=None, whole_seconds=3.5))
     assert find_titles([in_workloads, in_methods]) == find_titles([in_methods, in_workloads]) == [*TITLES]
     assert "Whole run" not in find_titles([in_workloads])
     assert "Ratio" not in find_titles([in_methods])
@@ -446,7 +464,7 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
     ]
     rounds_run = fake_seconds(monkeypatch, seconds)
     samples_of_rounds = count_samples(monkeypatch)
-    timing = speed.time_method(setup.protocol.name, setup, 3, lambda text: None)
+    timing = speed.time_case(BenchCase(setup=setup), 3, lambda text: None)
 
     assert [round_run.name for round_run in rounds_run] == [36, 37, 38, 39]  # the last ones
     result = timing.as_dict()
@@ -462,6 +480,53 @@ def test_rounds_of_a_protocols_own_run_are_timed(method, monkeypatch):
     assert row["Workload"] == setup.protocol.name
     assert row["Whole run"] == "167"
     assert "Ratio" not in row
+
+
+def test_a_workload_by_another_method_than_fedavg_is_timed_without_the_plain_loop(monkeypatch):
+    rounds_run = fake_seconds(monkeypatch, [{}])
+    timing = time_tiny(method="fedprox")
+    assert [round_run.name for round_run in rounds_run] == [998, 999]
+    assert timing.plain is timing.whole_seconds is None
+    assert not {"Plain loop", "Ratio", "Estimate", "Whole run"} & format_timing(timing).keys()
+
+
+def test_the_first_test_of_a_process_is_none_of_the_timed_ones(monkeypatch):
+    options = {
+        "dataset": "cifar10", "device": "cpu", "batch_size": 10, "partition": "iid", "local_epochs": 1,
+        "train_examples": 20, "num_clients": 2, "cohort_size": 2, "backbone": "cnn-small", "rounds": 40,
+        "eval_every": 30, "validation": 0,
+    }  # fmt: skip
+    setup = resolve(registry.find_method("fedavg"), options, need_data=False)
+    events = []
+    one_round = engine_rounds.one_round
+    evaluate = evaluation.evaluate
+
+    def watched_round(setup, fed, state, cohort):
+        events.append(cohort.round)
+        return one_round(setup, fed, state, cohort)
+
+    def watched_test(*arguments):
+        events.append("test")
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(engine_rounds, "one_round", watched_round)
+    monkeypatch.setattr(evaluation, "evaluate", watched_test)
+    speed.time_case(BenchCase(setup=setup), 2, lambda text: None)
+    assert events == [37, "test", 38, 39, "test"]
+
+
+def test_an_engine_that_goes_on_to_capture_steps_is_warmed_up_by_no_more_rounds_than_the_page_says(monkeypatch):
+    setup, fed, _ = prepare_sides(TINY_CNN)
+    fed.engine.graphs = SimpleNamespace(num_plain=0)
+    rounds_run = []
+
+    def run_plain_steps(self, round_index):
+        rounds_run.append(round_index)
+        fed.engine.graphs.num_plain += 1
+
+    monkeypatch.setattr(engine_rounds.EngineRounds, "run_round", run_plain_steps)
+    engine_rounds.EngineRounds(setup, fed, dataset=None).warm_up(999)
+    assert rounds_run == 8 * [999]
 
 
 # Counts
@@ -485,7 +550,7 @@ def test_what_a_joint_step_reads_and_computes_is_counted_as_by_hand(way):
 
 
 def test_counts_are_printed_for_workloads_and_nothing_is_measured(folder, monkeypatch):
-    monkeypatch.setattr(speed, "time_workload", None)
+    monkeypatch.setattr(speed, "time_case", None)
     title, *lines = invoke("bench", "w1", "--count").stdout.splitlines()
     assert title.split()[:3] == ["Workload", "Mode", "Kernels"]
     assert [line.split()[:2] for line in lines] == [["w1", "stacked"], ["w1", "branches"]]
@@ -576,16 +641,45 @@ def test_options_reach_the_measurement_and_results_go_to_json_and_csv():
 
 
 def test_more_rounds_than_a_run_has_after_one_that_warms_up_are_refused_before_any_is_run(monkeypatch):
-    monkeypatch.setattr(speed, "time_workload", None)
+    monkeypatch.setattr(speed, "time_case", None)
     protocol = resolve(registry.find_method("fedavg"), {"dataset": "cifar10"}, need_data=False)
     rounds_of_case = {"w1": workloads.ROUNDS, "fedavg": protocol.config.rounds}
     for case, rounds in rounds_of_case.items():
         fault = error_of("bench", "w2", case, "--repeats", rounds, "--device", "cpu")
         assert f"has {rounds} rounds, one of which warms up; give at most {rounds - 1}." in fault
 
-    with pytest.raises(UserError, match=r"^--repeats 40 is too many for own: its run has 40 rounds, "):
-        speed.check_repeats("own", replace(protocol, config=replace(protocol.config, rounds=40)), 40)
-    speed.check_repeats("own", replace(protocol, config=replace(protocol.config, rounds=40)), 39)
+    case = BenchCase(setup=replace(protocol, config=replace(protocol.config, rounds=40)))
+    with pytest.raises(UserError, match=rf"^--repeats 40 is too many for {case.name}: its run has 40 rounds, "):
+        case.check(40)
+    case.check(39)
+
+
+def test_names_are_read_in_any_case_and_an_unknown_one_is_told_the_nearest_workload_or_method():
+    assert find_case("W1", "FedAvg", {"device": "cpu"}).workload.name == "w1"
+    assert find_case("FedFM", "fedavg", {"device": "cpu"}).setup.method.name == "fedfm"
+    assert "unknown workload 'fedfn'; did you mean 'fedfm'? there are w1, " in error_of("bench", "fedfn")
+
+
+OWN_PROTOCOL = """
+from dataclasses import replace
+from fedcli import Protocol, DataSetting
+from fedcli.papers.baselines import fedavg
+METHOD = replace(fedavg.METHOD, name="mine", default_protocol="mine:double")
+PROTOCOL = Protocol("mine:double", "s", "s", {
+    "rounds": 2, "num_clients": 2, "cohort_size": 2, "train_examples": 20, "local_epochs": 1, "batch_size": 5,
+    "partition": "iid", "precision": "float64", "seed": 7,
+}, {"cifar10": DataSetting("cnn-small", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "s")}, "last")
+"""
+
+
+def test_a_method_is_timed_as_its_protocol_says_but_for_what_is_given(folder):
+    (folder / "mine.py").write_text(OWN_PROTOCOL)
+    as_declared = json.loads(run_bench("./mine.py", "--json"))
+    assert as_declared["precision"] == "float64"
+    assert as_declared["seed"] == 7
+    as_given = json.loads(run_bench("./mine.py", "--json", "--precision", "float32", "--seed", "0"))
+    assert as_given["precision"] == "float32"
+    assert as_given["seed"] == 0
 
 
 def test_a_method_whose_protocol_has_no_network_for_the_images_is_refused_with_a_workload_instead():
@@ -595,8 +689,10 @@ def test_a_method_whose_protocol_has_no_network_for_the_images_is_refused_with_a
 
 def test_a_run_of_one_round_leaves_none_to_time():
     setup = workloads.prepare_workload(TINY_CNN, device="cpu")
-    with pytest.raises(UserError, match=r"^the run of own has one round, which warms up, so that none is left to time"):
-        speed.check_repeats("own", replace(setup, config=replace(setup.config, rounds=1)), 1)
+    with pytest.raises(
+        UserError, match=r"^the run of own:data has one round, which warms up, so that none is left to time"
+    ):
+        BenchCase(setup=replace(setup, config=replace(setup.config, rounds=1))).check(1)
 
 
 @pytest.mark.parametrize(
@@ -606,23 +702,25 @@ def test_a_run_of_one_round_leaves_none_to_time():
         "workload,way\nw1,looped,\n",  # of which the first field would be lost
         "workload,way,engine\nw1,looped,looped\n",  # one column by two earlier names
         "workload,mode,way\nw1,looped,looped\n",  # one by its name today and an earlier one
+        "workload,mode,mode\nw1,looped,looped\n",
+        "workload,,\nw1,looped,looped\n",
     ],
 )
 def test_a_file_that_cannot_be_appended_to_is_refused_before_anything_is_timed(text, folder, monkeypatch):
-    monkeypatch.setattr(speed, "time_workload", None)
+    monkeypatch.setattr(speed, "time_case", None)
     (folder / "out.csv").write_text(text)
     assert "'out.csv' cannot be read" in error_of("bench", "w1", "--device", "cpu", "--csv", "out.csv")
 
 
 def test_what_was_timed_before_a_case_failed_is_printed(monkeypatch):
-    time_workload = speed.time_workload
+    time_case = speed.time_case
 
-    def time_or_fail(name, *arguments):
-        if name == "w2":
+    def time_or_fail(case, *arguments):
+        if case.name == "w2":
             raise UserError("no memory.")
-        return time_workload(name, *arguments)
+        return time_case(case, *arguments)
 
-    monkeypatch.setattr(speed, "time_workload", time_or_fail)
+    monkeypatch.setattr(speed, "time_case", time_or_fail)
     outcome = invoke("bench", "w1", "w2", "--device", "cpu", "--repeats", "1")
     assert outcome.exit_code != 0
     assert outcome.stdout.splitlines()[1].startswith("w1 ")
@@ -631,7 +729,7 @@ def test_what_was_timed_before_a_case_failed_is_printed(monkeypatch):
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_rows_of_both_kinds_keep_all_their_numbers(order, three_rounds, tmp_path):
     of_workload = three_rounds.timing
-    of_method = MethodTiming(engine=replace(of_workload.engine, workload="fedfm:niid-1"), whole_seconds=3.5)
+    of_method = replace(of_workload, workload="fedfm:niid-1", plain=None, whole_seconds=3.5)
     written = [(of_workload, of_method)[kind].as_dict() for kind in order]
     for result in written:
         append_csv(tmp_path / "out.csv", result)
@@ -656,6 +754,30 @@ def test_columns_of_a_file_that_an_earlier_version_wrote_go_on_by_their_new_name
     for name in earlier_names.keys() - {of_tests}:
         assert [*rows[name]] == [result[name]] * 2
     assert rows[of_tests][0] == 0.5
+
+
+def test_results_of_several_processes_at_once_are_all_in_the_file(tmp_path, monkeypatch):
+    """As of threads here, each with a descriptor of its own, which a lock tells apart as well."""
+    read = csv_file._read
+
+    def read_slowly(path):
+        content = read(path)
+        time.sleep(0.02)
+        return content
+
+    monkeypatch.setattr(csv_file, "_read", read_slowly)
+    with ThreadPoolExecutor(4) as pool:
+        for index in range(8):
+            pool.submit(append_csv, tmp_path / "out.csv", {"workload": "w1", "seed": index})
+    assert sorted(pd.read_csv(tmp_path / "out.csv").seed) == list(range(8))
+
+
+def test_a_file_that_a_spreadsheet_wrote_goes_on(tmp_path):
+    text = '"workload","note"\r\n"w1","of, the lab"\r\n'
+    (tmp_path / "out.csv").write_text(text, encoding="utf-8-sig", newline="")
+    csv_file.prepare_csv(tmp_path / "out.csv")
+    append_csv(tmp_path / "out.csv", {"workload": "w2", "seed": 3})
+    assert (tmp_path / "out.csv").read_text() == 'workload,note,seed\nw1,"of, the lab",\nw2,,3\n'
 
 
 def test_every_earlier_name_of_a_column_is_tried():
@@ -684,7 +806,7 @@ def test_by_any_of_its_names_a_workload_is_written_by_its_short_one():
 
 
 def test_public_images_that_are_missing_are_refused_before_anything_is_timed(monkeypatch):
-    monkeypatch.setattr(speed, "time_workload", None)
+    monkeypatch.setattr(speed, "time_case", None)
     resolve_run = resolve
 
     def resolve_with_public_images(*arguments, **options):
@@ -703,7 +825,7 @@ def test_the_chosen_workloads_are_measured_into_a_table(monkeypatch):
     title, first, second, machine, meanings = run_bench().splitlines()
     assert [line.split()[0] for line in (title, first, second)] == ["Workload", "w1", "w2"]
     assert first.strip().endswith("random")
-    assert f"torch {torch.__version__}, float32; medians of 1 rounds" in machine
+    assert f"torch {torch.__version__}, float32; one round" in machine
     assert meanings.startswith("Engine: seconds of a round by fedcli; Plain loop: seconds of a round by a plain ")
     titles = re.split("  +", title.strip())
     for line in (first, second):
@@ -734,9 +856,9 @@ def test_a_bench_measures_replays_alone():
     )  # fmt: skip
     with FakeCuda.running(), early_captures(), patch.object(engine_rounds, "one_round", counted):
         setup = workloads.prepare_workload(workload, device="cuda")
-        timing = speed.time_method("tiny", setup, 2, lambda text: None)
+        timing = speed.time_case(BenchCase(setup=setup), 2, lambda text: None)
 
-    assert timing.engine.mode == "stacked x 2, captured"
+    assert timing.mode == "stacked x 2, captured"
 
     first, *_, second_last, last = not_replays
     assert first > 0

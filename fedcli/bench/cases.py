@@ -1,59 +1,85 @@
-"""What `fedcli bench` times by a name: a workload beside the plain loop, or a method under its own protocol."""
+"""What `fedcli bench` times by a name: a workload, or a method under its own protocol."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from fedcli import registry
-from fedcli.bench import speed, workloads
-from fedcli.bench.timings import MethodTiming, WorkloadTiming
+from fedcli.bench import workloads
+from fedcli.bench.workloads import Workload
+from fedcli.data import datasets
 from fedcli.errors import UserError, unknown
 from fedcli.runs.resolve import Setup, default_options, default_protocol, resolve
 from fedcli.userfiles import names_user_file
 
 METHOD_DATASET = "cifar10"  # of methods under their own protocols
+PLAIN_METHOD = "fedavg"  # the one that the plain loop does
 
 
-class WorkloadCase(NamedTuple):
-    """A workload that is timed beside the plain loop."""
+@dataclass(frozen=True, kw_only=True)
+class BenchCase:
+    """A run whose rounds are timed.
 
-    name: str
+    Attributes:
+        setup: The run.
+        workload: The workload that it is of; None for a method under its own protocol.
+    """
+
     setup: Setup
+    workload: Workload | None = None
 
-    def time(self, repeats: int, progress: Callable[[str], Any]) -> WorkloadTiming:
-        """Times its last rounds."""
-        return speed.time_workload(self.name, self.setup, repeats, progress)
+    @property
+    def name(self) -> str:
+        """The name of the workload or of the protocol."""
+        return self.setup.protocol.name if self.workload is None else self.workload.name
 
+    @property
+    def has_plain_side(self) -> bool:
+        """Whether the plain loop can do the same rounds."""
+        return self.workload is not None and self.setup.method is registry.methods()[PLAIN_METHOD]
 
-class MethodCase(NamedTuple):
-    """A method that is timed under its own protocol, without the plain loop."""
+    def check(self, repeats: int) -> None:
+        """Refuses what could not be timed after minutes.
 
-    name: str  # of the protocol
-    setup: Setup
+        Args:
+            repeats: The number of rounds to time.
 
-    def time(self, repeats: int, progress: Callable[[str], Any]) -> MethodTiming:
-        """Times its last rounds."""
-        return speed.time_method(self.name, self.setup, repeats, progress)
-
-
-BenchCase = WorkloadCase | MethodCase
+        Raises:
+            UserError: The run has too few rounds, or its public images are not on this machine; random ones take the
+                place of clients' images only.
+        """
+        num_rounds = self.setup.config.rounds
+        most = num_rounds - 1
+        if most == 0:
+            raise UserError(
+                f"the run of {self.name} has one round, which warms up, so that none is left to time; name another."
+            )
+        if repeats > most:
+            raise UserError(
+                f"--repeats {repeats} is too many for {self.name}: its run has {num_rounds} rounds, one of which warms "
+                f"up; give at most {most}."
+            )
+        public_dataset = self.setup.config.public_dataset
+        if public_dataset is not None:
+            datasets.refuse_unavailable(public_dataset)
 
 
 def find_case(name: str, method: str, options: Mapping[str, Any]) -> BenchCase:
     """Finds what to time by a name, and resolves its run.
 
     Args:
-        name: The name of a workload, or the name or file of a method.
+        name: The name of a workload, or the name or file of a method; names in any case.
         method: The name or file of the method that a workload is trained by.
         options: The options of the run that are given, by name.
     """
     workload = workloads.find_workload(name)
     if workload is not None:
-        return WorkloadCase(workload.name, workloads.prepare_workload(workload, method, **options))
-    if name in registry.methods() or names_user_file(name):
-        setup = _resolve_own_run(name, options)
-        return MethodCase(setup.protocol.name, setup)
+        return BenchCase(setup=workloads.prepare_workload(workload, method, **options), workload=workload)
+    methods = registry.methods()
+    if registry.in_declared_case(name, methods) in methods or names_user_file(name):
+        return BenchCase(setup=_resolve_own_run(name, options))
     known = ", ".join(workloads.NAMES)
-    raise unknown("workload", name, workloads.NAMES, f"there are {known}, and methods.")
+    raise unknown("workload", name, [*workloads.NAMES, *methods], f"there are {known}, and methods.")
 
 
 def _resolve_own_run(name: str, options: Mapping[str, Any]) -> Setup:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from fedcli.core import evaluation
 from fedcli.core.federation import Federation
 from fedcli.data.dataset import Dataset
 from fedcli.runs.autotune import MAX_PASSES, autotune, peak_memory, reset_peak_memory, until_captured
@@ -14,12 +15,12 @@ from fedcli.runs.rounds import one_round
 
 
 class RoundSeconds(NamedTuple):
-    """The seconds of the parts of a round, and of the test after it; 0 where none follows."""
+    """The seconds of the parts of a round, and of the test after it."""
 
     data: float  # to draw batches
     train: float
     aggregate: float  # all else that the method does
-    test: float
+    test: float | None  # None where no test follows
 
     @property
     def around_training(self) -> float:
@@ -40,7 +41,7 @@ class EngineRounds:
         fed: Its federation.
         dataset: Its images.
         state: The method's state after the rounds so far.
-        peak_bytes: The most memory until the engine was warmed up, without forked processes.
+        peak_bytes: The most memory until the engine was warmed up, without forked processes; 0 before.
     """
 
     def __init__(self, setup: Setup, fed: Federation, dataset: Dataset):
@@ -50,37 +51,42 @@ class EngineRounds:
         self.state: Any = setup.method.init(fed, setup.method_config)
         self.peak_bytes = 0
 
-    def run_round(self, number: int) -> RoundSeconds:
+    def run_round(self, round_index: int) -> RoundSeconds:
         """Runs a round, and tests its model if a test follows; returns what its parts took."""
-        self.state, entry = one_round(self.setup, self.fed, self.state, self.fed.cohort(number))
+        self.state, entry = one_round(self.setup, self.fed, self.state, self.fed.cohort(round_index))
         seconds = entry["seconds"]
         return RoundSeconds(
             data=seconds["data"],
             train=seconds["train"],
             aggregate=seconds["aggregate"],
-            test=seconds["evaluate"],
+            test=seconds["evaluate"] if self.fed.is_tested(round_index) else None,
         )
 
-    def warm_up(self, number: int) -> None:
-        """Runs a round once, or until all its steps are replays of graphs."""
+    def warm_up(self, round_index: int) -> None:
+        """Runs a round and a test once, or the round until all its steps are replays of graphs.
+
+        No more than `MAX_PASSES` times, also where the last of them had another step than replays.
+        """
         if self.fed.engine.graphs is None:
-            self.run_round(number)
+            self.run_round(round_index)
         else:
             for _ in until_captured(self.fed.engine, MAX_PASSES):
-                self.run_round(number)
+                self.run_round(round_index)
+        if not self.fed.is_tested(round_index):
+            evaluation.evaluate(self.fed, self.setup.method, self.state)
         self.peak_bytes = peak_memory(self.setup.device)
 
 
 @contextmanager
-def warmed_up_rounds(setup: Setup, number: int) -> Iterator[EngineRounds]:
+def warmed_up_rounds(setup: Setup, round_index: int) -> Iterator[EngineRounds]:
     """Prepares a run and warms up its engine by a round.
 
     Inside, the process has the settings that it would have in the run.
     """
     reset_peak_memory(setup.device)
-    dataset, _, fed = prepare(setup)
-    with machine_settings(fed):
-        autotune(fed)
-        rounds = EngineRounds(setup, fed, dataset)
-        rounds.warm_up(number)
+    prepared = prepare(setup)
+    with machine_settings(prepared.fed):
+        autotune(prepared.fed)
+        rounds = EngineRounds(setup, prepared.fed, prepared.dataset)
+        rounds.warm_up(round_index)
         yield rounds

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedcli.bench.clock import measure_seconds
 from fedcli.bench.plain_loop import PlainRounds
-from fedcli.core.engine import Engine
 from fedcli.core.federation import Federation
 from fedcli.core.layers import use_live_taps
+from fedcli.core.parallel import ItemRunner
 
 MATMUL_SIDE = {"cpu": 2048, "cuda": 8192}
 COPY_BYTES = 2**28  # beyond any cache
@@ -33,33 +33,37 @@ class MachineRates(NamedTuple):
     bytes_per_second: float
 
 
-def measure_rates(engine: Engine, dtype: torch.dtype) -> MachineRates:
-    """Measures the rates of a machine in a product of two square matrices and in a copy."""
-    device = engine.images.device
+def measure_rates(device: torch.device, runner: ItemRunner, dtype: torch.dtype) -> MachineRates:
+    """Measures the rates of a machine in a product of two square matrices of a type and in a copy.
+
+    Args:
+        device: The device that does both.
+        runner: What does work on a CPU by all threads or processes.
+        dtype: The type of the matrices.
+    """
     side = MATMUL_SIDE[device.type]
     left, right = torch.randn(2, side, side, device=device).to(dtype)
-    products_per_second = measure_calls_per_second(partial(torch.matmul, left, right), engine)
+    products_per_second = measure_calls_per_second(partial(torch.matmul, left, right), device, runner)
     source = torch.zeros(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    copies_per_second = measure_calls_per_second(partial(target.copy_, source), engine)
+    copies_per_second = measure_calls_per_second(partial(target.copy_, source), device, runner)
     return MachineRates(
         flops_per_second=2 * side**3 * products_per_second,
         bytes_per_second=2 * COPY_BYTES * copies_per_second,
     )
 
 
-def measure_calls_per_second(work: Callable[[], Any], engine: Engine) -> float:
+def measure_calls_per_second(work: Callable[[], Any], device: torch.device, runner: ItemRunner) -> float:
     """Measures how often some work is done in a second at best, on a CPU by all threads or processes, each alone."""
-    device = engine.images.device
-    processes = engine.runner.processes
+    processes = runner.processes
 
-    def measure_alone(number: int) -> float:
+    def measure_alone(index: int) -> float:
         return 1 / min(measure_seconds(work, device) for _ in range(TRIES))
 
     if processes.count > 1:  # at once, and not as soon as it has shown that this is faster
         return sum(processes.map_with_forks(measure_alone, range(processes.count), count=processes.count))
     threads = torch.get_num_threads() if device.type == "cpu" else 1
-    return sum(engine.runner.map("measure this machine's rates", measure_alone, range(threads)))
+    return sum(runner.map("measure this machine's rates", measure_alone, range(threads)))
 
 
 class Estimate(NamedTuple):
@@ -82,7 +86,7 @@ def estimate_round(fed: Federation, plain_rounds: PlainRounds) -> Estimate:
         plain_rounds: The plain loop, whose floating-point operations are counted.
     """
     dtype = torch.bfloat16 if fed.config.precision == "bf16" else fed.dtype
-    rates = measure_rates(fed.engine, dtype)
+    rates = measure_rates(fed.device, fed.engine.runner, dtype)
     examples_of_client = len(fed.training[0])
     passes = fed.config.cohort_size * fed.local_epochs  # over a client's examples, of all clients together
     flops = passes * examples_of_client * count_flops_per_example(plain_rounds)

@@ -1,4 +1,4 @@
-"""What was timed: the engine's rounds and, for a workload, those of the plain loop and an estimate beside them."""
+"""What was timed: the engine's rounds, with those of the plain loop or with the whole run that they are a part of."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,20 +12,28 @@ from fedcli.runs.options import ResolvedConfig
 
 
 class SecondsSummary(NamedTuple):
-    """The median, the least and the largest of the seconds of some rounds."""
+    """The median, the least and the most of the seconds of some rounds."""
 
     median: float
-    least: float
-    largest: float
+    minimum: float
+    maximum: float
 
 
 def summarize_seconds(seconds: Sequence[float]) -> SecondsSummary:
-    """Returns the median, the least and the largest of the seconds of some rounds."""
-    return SecondsSummary(median=median(seconds), least=min(seconds), largest=max(seconds))
+    """Returns the median, the least and the most of the seconds of some rounds."""
+    return SecondsSummary(median=median(seconds), minimum=min(seconds), maximum=max(seconds))
+
+
+class PlainTiming(NamedTuple):
+    """What the plain loop took for the rounds of the engine."""
+
+    round_seconds: SecondsSummary
+    ratio: float  # to the engine's seconds, see `fedcli.bench.speed`
+    estimate: Estimate  # of a round
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineTiming:
+class Timing:
     """What the engine took for rounds of a run, and under what conditions.
 
     Attributes:
@@ -45,6 +53,8 @@ class EngineTiming:
             without forked processes (the largest so far where the system cannot reset it).
         test_seconds: The median of a test of every model that a round has changed.
         around_training_share: The part of a round before and after local training, as the mean of the models.
+        plain: What the plain loop took; None where it took no part.
+        whole_seconds: The time of all rounds of the run and of the tests that follow some; None for a workload.
     """
 
     workload: str
@@ -61,16 +71,25 @@ class EngineTiming:
     peak_bytes: int
     test_seconds: float
     around_training_share: float
+    plain: PlainTiming | None = None
+    whole_seconds: float | None = None
+
+    @property
+    def estimate_share(self) -> float | None:
+        """The estimate over what a round of the engine took; None where the plain loop took no part."""
+        if self.plain is None:
+            return None
+        return self.plain.estimate.seconds / self.round_seconds.median
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the timing by the names of the columns of `--csv`."""
-        return {
+        """Returns the timing by the names of the columns of `--csv`, without those for which it has nothing."""
+        written = {
             "workload": self.workload,
             "mode": self.mode,
             "device": self.device,
             "method": self.method,
             "seconds_per_round": self.round_seconds.median,
-            "seconds_spread": [self.round_seconds.least, self.round_seconds.largest],
+            "seconds_spread": [self.round_seconds.minimum, self.round_seconds.maximum],
             "examples_per_second": self.examples_per_second,
             "peak_bytes": self.peak_bytes,
             "test_seconds": self.test_seconds,
@@ -86,57 +105,16 @@ class EngineTiming:
             "seed": self.config.seed,
             "repeats": self.repeats,
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkloadTiming:
-    """What the engine and the plain loop took for a workload, and an estimate.
-
-    Attributes:
-        engine: The engine's rounds.
-        plain_seconds: The seconds of a round of the plain loop.
-        ratio: How many times as long a round of the plain loop takes as one of the engine; the median over pairs.
-        estimate: How long a round takes at the machine's rates.
-    """
-
-    engine: EngineTiming
-    plain_seconds: SecondsSummary
-    ratio: float
-    estimate: Estimate
-
-    @property
-    def estimate_share(self) -> float:
-        """The estimate over what a round of the engine took."""
-        return self.estimate.seconds / self.engine.round_seconds.median
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the timing by the names of the columns of `--csv`."""
-        return self.engine.as_dict() | {
-            "plain_seconds_per_round": self.plain_seconds.median,
-            "plain_spread": [self.plain_seconds.least, self.plain_seconds.largest],
-            "ratio": self.ratio,
-            "estimate_seconds": self.estimate.seconds,
-            "estimate_share": self.estimate_share,
-            "arithmetic_estimate_seconds": self.estimate.arithmetic_seconds,
-            "memory_estimate_seconds": self.estimate.memory_seconds,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodTiming:
-    """What the engine took for rounds of a method under its own protocol, and what the whole run will take.
-
-    Attributes:
-        engine: The engine's rounds.
-        whole_seconds: The time of all rounds and of the tests that follow some.
-    """
-
-    engine: EngineTiming
-    whole_seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the timing by the names of the columns of `--csv`."""
-        return self.engine.as_dict() | {"whole_seconds": self.whole_seconds}
-
-
-Timing = WorkloadTiming | MethodTiming
+        if self.plain is not None:
+            written |= {
+                "plain_seconds_per_round": self.plain.round_seconds.median,
+                "plain_spread": [self.plain.round_seconds.minimum, self.plain.round_seconds.maximum],
+                "ratio": self.plain.ratio,
+                "estimate_seconds": self.plain.estimate.seconds,
+                "estimate_share": self.estimate_share,
+                "arithmetic_estimate_seconds": self.plain.estimate.arithmetic_seconds,
+                "memory_estimate_seconds": self.plain.estimate.memory_seconds,
+            }
+        if self.whole_seconds is not None:
+            written["whole_seconds"] = self.whole_seconds
+        return written

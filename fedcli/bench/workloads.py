@@ -13,14 +13,14 @@ from fedcli.runs.resolve import DEFAULT_DATASET, Setup, resolve
 SGD: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}  # of all workloads
 ROUNDS = 1000  # of a workload's run, whose last ones are timed: in these all of a method's terms have begun
 PROTOCOL = "own:data"  # all images of the test part are tested on; every option has a value of the workload's
-PUBLIC_IMAGES = 512  # for the methods that need some; the plain loop has no part in that
+PUBLIC_EXAMPLES = 512  # for the methods that need some
 RANDOM_IMAGES = Path(__file__).with_name("random_images.py")  # a function for each data set of a workload
 SMALL_NETWORK = f"{small_network.__file__}:small"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Rounds of local training that the engine and the plain loop both do; all clients hold equally many images.
+    """Rounds of local training, which the plain loop can do by FedAvg; all clients hold equally many examples.
 
     Attributes:
         name: The short name.
@@ -84,7 +84,7 @@ NAMES += [workload.alias for workload in WORKLOADS]
 
 
 def _scale_w1(cohort_size: int, batch_size: int) -> Workload:
-    """Returns w1 with one local epoch, and other numbers of clients a round and of images a batch."""
+    """Returns w1 with one local epoch, and other numbers of clients a round and of examples a batch."""
     name = f"w1 K={cohort_size} B={batch_size}"
     return replace(W1, name=name, alias="", local_epochs=1, cohort_size=cohort_size, batch_size=batch_size)
 
@@ -94,11 +94,11 @@ SCALING += [_scale_w1(10, batch_size) for batch_size in (10, 32, 128)]
 
 
 def find_workload(name: str) -> Workload | None:
-    """Returns the workload of a name; None if there is none."""
+    """Returns the workload of a name, in any case; None if there is none."""
+    workloads_by_name: dict[str, Workload] = {}
     for workload in [*WORKLOADS, *SCALING]:
-        if name in workload.names:
-            return workload
-    return None
+        workloads_by_name |= dict.fromkeys(workload.names, workload)
+    return workloads_by_name.get(registry.in_declared_case(name, workloads_by_name))
 
 
 def prepare_workload(workload: Workload, method: str = "fedavg", **given: Any) -> Setup:
@@ -116,7 +116,7 @@ def prepare_workload(workload: Workload, method: str = "fedavg", **given: Any) -
     }
     if found_method.uses_public_data:
         options["public_dataset"] = DEFAULT_DATASET
-        options["public_examples"] = PUBLIC_IMAGES
+        options["public_examples"] = PUBLIC_EXAMPLES
     options |= {**SGD, **workload.options, **given}
     # Without a protocol's setting the images are normalised by their own mean and not augmented.
     return replace(resolve(found_method, options, need_data=False), data_setting=None)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from fedcli.cli import checking, methods, models, plotting, running, tables, timing, tuning
+from fedcli.cli import bench, checking, methods, models, plotting, running, tables, tuning
 from fedcli.cli.data_sets import data
 from fedcli.cli.groups import HelpfulGroup, UsageError
 from fedcli.cli.method_options import MethodCommand
@@ -30,7 +30,7 @@ COMMANDS_OF_METHODS = (running.run, tuning.tune)  # with the options of the meth
 COMMANDS = (
     methods.list_, methods.show, methods.new, running.run, running.resume, running.verify, tuning.tune,
     models.quality, plotting.plot, plotting.report, models.export, tables.table, tables.claims,
-    running.smoke, checking.check, timing.bench,
+    running.smoke, checking.check, bench.bench,
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ STEPS = 16  # of a round, with full batches
 def render_kernels(workload: str, precision: str, device: str, clients_per_chunk: str) -> str:
     """Returns a table of the kernels of `STEPS` joint steps, longest first."""
     setup = make_short_setup(workload, precision, device, clients_per_chunk)
-    with warmed_up_rounds(setup, number=0) as rounds:
+    with warmed_up_rounds(setup, round_index=0) as rounds:
         profiler = profile_round(rounds)
         sort_column = f"self_{rounds.fed.device.type}_time_total"
         table = profiler.key_averages().table(sort_by=sort_column, row_limit=ROWS, max_name_column_width=90)

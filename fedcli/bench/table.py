@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from fedcli.bench.joint_step import StepCount
-from fedcli.bench.timings import EngineTiming, Timing, WorkloadTiming
+from fedcli.bench.timings import Timing
 
 TITLES = {  # of what is timed, in their order, and what those mean that are not plain
     "Workload": "",
@@ -25,23 +25,24 @@ TITLES = {  # of what is timed, in their order, and what those mean that are not
 
 def format_timing(timing: Timing) -> dict[str, str]:
     """Returns the cells of what was timed, by their titles."""
-    engine = timing.engine
-    median, least, largest = (format_number(seconds) for seconds in engine.round_seconds)
+    median = format_number(timing.round_seconds.median)
+    minimum = format_number(timing.round_seconds.minimum)
+    maximum = format_number(timing.round_seconds.maximum)
     row = {
-        "Workload": engine.workload,
-        "Method": engine.method,
-        "Mode": engine.mode,
-        "Threads": str(engine.threads),
-        "Engine": f"{median} ({least}-{largest})",
-        "Test": format_number(engine.test_seconds),
-        "MiB": format_number(engine.peak_bytes / 2**20),
-        "Images": engine.images,
+        "Workload": timing.workload,
+        "Method": timing.method,
+        "Mode": timing.mode,
+        "Threads": str(timing.threads),
+        "Engine": f"{median} ({minimum}-{maximum})",
+        "Test": format_number(timing.test_seconds),
+        "MiB": format_number(timing.peak_bytes / 2**20),
+        "Images": timing.images,
     }
-    if isinstance(timing, WorkloadTiming):
-        row["Plain loop"] = format_number(timing.plain_seconds.median)
-        row["Ratio"] = f"{format_number(timing.ratio)}x"
-        row["Estimate"] = f"{format_number(timing.estimate.seconds)} ({timing.estimate_share:.0%})"
-    else:
+    if timing.plain is not None:
+        row["Plain loop"] = format_number(timing.plain.round_seconds.median)
+        row["Ratio"] = f"{format_number(timing.plain.ratio)}x"
+        row["Estimate"] = f"{format_number(timing.plain.estimate.seconds)} ({timing.estimate_share:.0%})"
+    if timing.whole_seconds is not None:
         row["Whole run"] = format_number(timing.whole_seconds)
     return row
 
@@ -51,12 +52,12 @@ def find_titles(rows: Sequence[dict[str, str]]) -> list[str]:
     return [title for title in TITLES if any(title in row for row in rows)]
 
 
-def format_conditions(engine: EngineTiming) -> str:
-    """Returns the line below the table: the machine, and what the rows have in common with this one."""
-    return (
-        f"{engine.device} ({engine.hardware}), torch {torch.__version__}, {engine.config.precision}; "
-        f"medians of {engine.repeats} rounds (least-largest)"
-    )
+def format_conditions(timings: Sequence[Timing]) -> str:
+    """Returns the line below the table: the machine, the precisions of the rows, and how many rounds each is of."""
+    first = timings[0]
+    precisions = dict.fromkeys(timing.config.precision for timing in timings)
+    rounds = "one round" if first.repeats == 1 else f"medians of {first.repeats} rounds (least-largest)"
+    return f"{first.device} ({first.hardware}), torch {torch.__version__}, {', '.join(precisions)}; {rounds}"
 
 
 def explain_titles(titles: Iterable[str]) -> str:

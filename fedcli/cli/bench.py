@@ -24,13 +24,15 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
     workloads: argument(
         list[str] | None, "WORKLOAD|METHOD", "See above; by default w1 and w2, with --count all."
     ) = None,
-    method: optional(str, "Name or file of a method.") = "fedavg",
-    device: Device = "auto",
-    precision: optional(str, "float32, float64, tf32 or bf16.") = "float32",
-    clients_per_chunk: optional(str, "Clients trained together: auto, N or branches:N.") = "auto",
+    method: optional(str, "Name or file of a method; the plain loop does fedavg alone.") = "fedavg",
+    device: Device = None,
+    precision: optional(str, "float32, float64, tf32 or bf16; by default float32 or the protocol's.") = None,
+    clients_per_chunk: optional(
+        str, "Clients trained together: auto, N or branches:N; by default auto or the protocol's."
+    ) = None,
     epochs: optional(int, "Local epochs in place of the workload's.", min=1) = None,
     repeats: optional(int, "Timed rounds of each side.", min=1) = 5,
-    seed: optional(int, "Seed of images, models and batches.") = 0,
+    seed: optional(int, "Seed of images, models and batches; by default 0 or the protocol's.") = None,
     json: optional(bool, "Print a JSON object a line, and no table.", "--json") = None,
     csv: optional(Path, "File to append the results to.") = None,
     scaling: optional(bool, "Measure w1 over clients and batch sizes, too.", "--scaling") = None,
@@ -47,7 +49,7 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
     METHOD: rounds of its own protocol on CIFAR-10, without the plain loop; how long all will take.
     Where fmnist or cifar10 is missing, the images are random.
     """
-    from fedcli.bench.cases import WorkloadCase, find_case
+    from fedcli.bench.cases import find_case
     from fedcli.bench.workloads import SCALING
 
     if count:
@@ -55,17 +57,22 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
         if flags:
             fault = f"--count reads no other options than --precision and --json (got {', '.join(flags)})"
             raise UserError(f"{fault}: it counts one step of FedAvg and measures nothing; leave --count or these out.")
-        _count_steps(workloads or [], precision, bool(json))
+        _count_steps(workloads or [], precision or "float32", bool(json))
         return
-    options = {"device": device, "precision": precision, "clients_per_chunk": clients_per_chunk, "seed": seed}
-    if epochs:
-        options["local_epochs"] = epochs
+    values = {
+        "device": device,
+        "precision": precision,
+        "clients_per_chunk": clients_per_chunk,
+        "local_epochs": epochs,
+        "seed": seed,
+    }
+    options = {name: value for name, value in values.items() if value is not None}
     names = workloads or ["w1", "w2"]
     if scaling:
         names = [*names, *(workload.name for workload in SCALING)]
     cases = [find_case(name, method, options) for name in names]
     is_method_given = bool(given_flags(ctx, lambda option: option.name == "method"))
-    has_workload = any(isinstance(case, WorkloadCase) for case in cases)
+    has_workload = any(case.workload is not None for case in cases)
     if is_method_given and not has_workload:
         raise UserError(f"--method is for workloads (got {', '.join(names)} alone); leave it out.")
     _time_cases(cases, repeats, bool(json), csv)
@@ -74,19 +81,17 @@ def bench(  # noqa: PLR0913  # the parameters of a command are its options
 def _time_cases(cases: "Sequence[BenchCase]", repeats: int, as_json: bool, csv: Path | None) -> None:
     """Time cases one after the other; print each as JSON or all in a table, and append each to a CSV file."""
     from fedcli.bench.csv_file import append_csv, prepare_csv
-    from fedcli.bench.speed import check_public_images, check_repeats
+    from fedcli.bench.speed import time_case
 
-    # Refused now rather than after minutes.
     for case in cases:
-        check_repeats(case.name, case.setup, repeats)
-        check_public_images(case.setup)
+        case.check(repeats)
     if csv is not None:
         prepare_csv(csv)
     timings: list[Timing] = []
     try:
         for case in cases:
             with Console(stderr=True).status(case.name) as status:
-                timing = case.time(repeats, status.update)
+                timing = time_case(case, repeats, status.update)
             timings.append(timing)
             if as_json:
                 typer.echo(dumps(timing.as_dict()))
@@ -99,19 +104,19 @@ def _time_cases(cases: "Sequence[BenchCase]", repeats: int, as_json: bool, csv: 
 
 def _print_timings(timings: "Sequence[Timing]") -> None:
     """Print what was timed, a row a case, the machine, and what the titles mean."""
-    from fedcli.bench.cells import explain_titles, find_titles, format_conditions, format_timing
+    from fedcli.bench.table import explain_titles, find_titles, format_conditions, format_timing
 
     rows = [format_timing(timing) for timing in timings]
     titles = find_titles(rows)
     _print_rows(titles, rows)
-    typer.echo(format_conditions(timings[-1].engine))
+    typer.echo(format_conditions(timings))
     typer.echo(explain_titles(titles))
 
 
 def _count_steps(names: Sequence[str], precision: str, as_json: bool) -> None:
     """Count a joint step of workloads, by default of all, stacked and as branches; print each as JSON or in a table."""
-    from fedcli.bench.cells import format_count
     from fedcli.bench.joint_step import count_step
+    from fedcli.bench.table import format_count
     from fedcli.bench.workloads import NAMES, WORKLOADS, find_workload
     from fedcli.core.stacked import WAYS
 
