@@ -10,6 +10,7 @@ import torch
 
 from fedcli.bench import joint_step, operation_counts, plain_loop, random_images, workloads
 from fedcli.core import backbones
+from fedcli.data.catalog import KNOWN
 from tests.commands import output_of
 
 ROOT = Path(__file__).parent.parent
@@ -64,7 +65,7 @@ def test_the_page_of_speed_and_the_help_say_what_the_workloads_are():
         images_of_client = workload.train_examples // workload.num_clients
         cells = [
             f"{parameters:,}",
-            f"{image.size} x {image.size}, {colour}",
+            f"{KNOWN[workload.dataset].title}, {image.size} x {image.size}, {colour}",
             str(workload.num_clients),
             f"{images_of_client:,}",
             str(workload.cohort_size),
