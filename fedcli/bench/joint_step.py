@@ -15,6 +15,7 @@ from fedcli.bench.operation_counts import OperationCount, OperationCounter
 from fedcli.bench.workloads import Workload, prepare_workload, with_random_images
 from fedcli.core.graphs import Work
 from fedcli.core.objectives import plain_loss
+from fedcli.core.stacked import Stack
 from fedcli.core.trees import tree_map
 from fedcli.errors import UserError
 from fedcli.runs.prepare import prepare
@@ -69,7 +70,7 @@ class StepCount:
 
     @property
     def gflop(self) -> float:
-        """The floating-point operations, in thousands of millions."""
+        """The floating-point operations, in GFLOP."""
         return sum(operation.flops for operation in self.operations) / 1e9
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,6 +103,23 @@ def count_step(workload: Workload, way: str, precision: str) -> StepCount:
         raise UserError(
             "a step in bf16 cannot be counted without a GPU (got --precision bf16); choose float32, float64 or tf32."
         )
+    stack = _train_on_meta(workload, way, precision)
+    with OperationCounter() as counter:
+        stack.take_step(padded=False, updates=stack.captured)
+    modelled_seconds = None
+    if precision == H100.precision:
+        modelled_seconds = H100.compute_seconds(counter.operations)
+    return StepCount(
+        workload=workload.name,
+        mode=f"{way} x {workload.cohort_size}",
+        precision=precision,
+        operations=counter.operations,
+        modelled_seconds=modelled_seconds,
+    )
+
+
+def _train_on_meta(workload: Workload, way: str, precision: str) -> Stack:
+    """Trains a workload's clients of a round for two steps on the meta device; returns their stack."""
     size = workload.cohort_size
     two_batches = replace(workload, num_clients=size, train_examples=2 * size * workload.batch_size, local_epochs=1)
     setup = prepare_workload(two_batches, device="cpu", precision=precision)
@@ -124,15 +142,4 @@ def count_step(workload: Workload, way: str, precision: str) -> StepCount:
     step = fed.optimizer_step(plain_loss(fed.network))
     engine.train(step, clients, fed.plan(cohort), fed.lr(0), context=None, axes=None)
     (stack,) = engine.stacks.values()
-    with OperationCounter() as counter:
-        stack.take_step(padded=False, updates=stack.captured)
-    modelled_seconds = None
-    if precision == H100.precision:
-        modelled_seconds = H100.compute_seconds(counter.operations)
-    return StepCount(
-        workload=workload.name,
-        mode=f"{way} x {size}",
-        precision=precision,
-        operations=counter.operations,
-        modelled_seconds=modelled_seconds,
-    )
+    return stack

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
-# They start no kernel, as views do not.
-FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.detach, aten._unsafe_view}
+# As views, which are told by their schema.
+WITHOUT_KERNEL = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.detach, aten._unsafe_view}
 INDEXING = {aten.index, aten.index_select, aten.gather}
 
 # How PyTorch cuts lists of tensors into kernels: values of a block, blocks and (for three lists) tensors of a kernel.
@@ -47,26 +47,32 @@ class OperationCounter(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operation = function.overloadpacket
+        arguments = _name_arguments(function, args, kwargs)
         if operation is aten._fused_sgd_:  # has no form on the meta device
-            params, grads, momenta, *_ = args
             count = OperationCount(
                 name=operation.__name__,
-                kernels=count_list_kernels(params),
-                bytes=_count_fused_bytes(params, grads, momenta),
+                kernels=count_list_kernels(arguments["self"]),
+                bytes=_count_fused_bytes(arguments["self"], arguments["grads"], arguments["momentum_buffer_list"]),
                 flops=0,
             )
             self.operations.append(count)
             return None
         results = function(*args, **kwargs)
-        if not _gives_view(function) and operation not in FREE:
+        if not _gives_view(function) and operation not in WITHOUT_KERNEL:
             count = OperationCount(
                 name=operation.__name__,
-                kernels=_count_kernels(operation, args),
-                bytes=_count_bytes(operation, (args, kwargs), results),
-                flops=_count_flops(operation, args, kwargs, results),
+                kernels=_count_kernels(operation, arguments),
+                bytes=_count_bytes(operation, arguments, results),
+                flops=_count_flops(function, args, kwargs, results),
             )
             self.operations.append(count)
         return results
+
+
+def _name_arguments(function: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of an operation by their names in its schema, without those left to their defaults."""
+    names = [argument.name for argument in function._schema.arguments]
+    return dict(zip(names, args, strict=False)) | kwargs
 
 
 def _gives_view(function: Any) -> bool:
@@ -74,10 +80,9 @@ def _gives_view(function: Any) -> bool:
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
-def _count_kernels(operation: Any, args: tuple) -> int:
+def _count_kernels(operation: Any, arguments: dict[str, Any]) -> int:
     if operation is aten.convolution_backward:
-        *_, wants_gradients = args  # whether those of input, weight and bias are asked for
-        return sum(wants_gradients)
+        return sum(arguments["output_mask"])  # whether the gradients of input, weight and bias are asked for
     if operation is aten.constant_pad_nd:  # fills, then copies
         return 2
     return 1
@@ -89,7 +94,7 @@ def _count_stored_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes() if repeats_values else tensor.nbytes
 
 
-def _count_bytes(operation: Any, arguments: Any, results: Any) -> int:
+def _count_bytes(operation: Any, arguments: dict[str, Any], results: Any) -> int:
     written = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
     if operation in INDEXING:
         return 2 * sum(map(_count_stored_bytes, written))
@@ -123,15 +128,15 @@ def count_list_kernels(tensors: list[Tensor]) -> int:
     return kernels
 
 
-def _count_flops(operation: Any, args: tuple, kwargs: dict[str, Any], results: Any) -> int:
+def _count_flops(function: Any, args: tuple, kwargs: dict[str, Any], results: Any) -> int:
+    operation = function.overloadpacket
+    arguments = _name_arguments(function, args, kwargs)
     if operation is aten.convolution:
-        _, weight, *_ = args
-        return _count_convolution_flops(results, weight)
+        return _count_convolution_flops(results, arguments["weight"])
     if operation is aten.convolution_backward:
-        gradient, _, weight, *_, wants_gradients = args
-        wants_input_gradient, wants_weight_gradient, _ = wants_gradients
+        wants_input_gradient, wants_weight_gradient, _ = arguments["output_mask"]
         num_convolutions = wants_input_gradient + wants_weight_gradient
-        return num_convolutions * _count_convolution_flops(gradient, weight)
+        return num_convolutions * _count_convolution_flops(arguments["grad_output"], arguments["weight"])
     if operation in flop_registry:
         return flop_registry[operation](*args, **kwargs, out_val=results)
     return 0

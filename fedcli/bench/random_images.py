@@ -5,13 +5,13 @@ from functools import partial
 import numpy as np
 
 
-def draw_images(count: int, *shape: int, tests: int = 10_000) -> dict[str, np.ndarray]:
-    """Draws `count` images of this shape to train and others to test, of 10 classes."""
+def draw_images(shape: tuple[int, ...], num_train: int, num_test: int) -> dict[str, np.ndarray]:
+    """Draws images of this shape to train and to test, of 10 classes."""
     rng = np.random.default_rng(0)
-    x = rng.integers(256, size=(count + tests, *shape), dtype=np.uint8)
-    y = rng.integers(10, size=count + tests)
-    return {"x_train": x[:count], "y_train": y[:count], "x_test": x[count:], "y_test": y[count:]}
+    x = rng.integers(256, size=(num_train + num_test, *shape), dtype=np.uint8)
+    y = rng.integers(10, size=num_train + num_test)
+    return {"x_train": x[:num_train], "y_train": y[:num_train], "x_test": x[num_train:], "y_test": y[num_train:]}
 
 
-fmnist = partial(draw_images, 60_000, 28, 28)
-cifar10 = partial(draw_images, 50_000, 32, 32, 3)
+fmnist = partial(draw_images, shape=(28, 28), num_train=60_000, num_test=10_000)
+cifar10 = partial(draw_images, shape=(32, 32, 3), num_train=50_000, num_test=10_000)
