@@ -162,8 +162,8 @@ def test_the_page_of_speed_has_the_medians_of_the_ratios():
         ("seconds", "mnist-small"),
     ]
     for line, (quantity, workload) in zip(lines, measured, strict=True):
-        test = "with" if quantity == "seconds_with_test" else "without"
-        line_end = f"| {test} |"
+        kind = "with test" if quantity == "seconds_with_test" else "without test"
+        line_end = f"| {kind} |"
         for side in ("pfllib", "flower", "fluke"):
             median = ratios.loc[quantity, workload][side].median()
             line_end += " |" if math.isnan(median) else f" {median:.2f} |"
