@@ -101,7 +101,7 @@ def test_one_client_after_the_other_both_sides_have_minibatches_of_the_same_size
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", [TINY_CNN, TINY_SMALL, TINY_RESNET], ids=["cnn", "small", "resnet"])
-def test_both_sides_end_with_the_same_model_where_the_order_of_samples_does_not_matter(workload):
+def test_both_sides_end_with_the_same_model_where_the_order_of_examples_does_not_matter(workload):
     setup, fed, plain = prepare_sides(replace(workload, batch_size=workload.train_examples // 4), precision="float64")
     state = laws.initial_state(setup, fed)
     buffers = [name for name, _ in plain.model.named_buffers() if "num_batches_tracked" not in name]

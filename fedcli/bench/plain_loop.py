@@ -65,7 +65,7 @@ class PlainRounds:
 
     @deterministic(False)
     def run_round(self, client_ids: Iterable[int]) -> None:
-        """Trains these clients; the new model is their plain mean, since all hold equally many images."""
+        """Trains these clients; the new model is their plain mean, since all hold equally many examples."""
         states = []
         for client in client_ids:
             self.model.load_state_dict(self.state)

@@ -3,9 +3,9 @@
 Both sides run in the same precision and as many threads, but for a small network, which the engine trains in several
 processes and the plain loop in one thread. The engine takes deterministic operations, as in a run, and the plain loop
 PyTorch's default ones. After a round each to warm up they take turns, so that a noisy machine hits both. On CUDA the
-engine warms up until all steps are replays, but in no more than `MAX_PASSES` rounds: of a run in which even the last of
-these had another step, rounds may be timed that are no replays alone. The ratio is the median over the pairs of rounds
-of plain seconds over engine seconds: above 1 the engine is faster.
+engine warms up until all steps of a round are replays, by at most `MAX_PASSES` rounds; where these are too few, rounds
+that are timed may still capture steps. The ratio is the median over the pairs of rounds of plain seconds over engine
+seconds: above 1 the engine is faster.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,13 +51,13 @@ def time_case(case: BenchCase, repeats: int, progress: Callable[[str], Any]) -> 
             plain_rounds.run_round(fed.cohort(warm_up_round).client_ids)
         for repeat, round_index in enumerate(timed_rounds, start=1):
             progress(f"{case.name}: round {repeat} of {repeats}")
-            engine = engine_rounds.run_round(round_index)
-            engine_seconds.append(engine)
+            seconds_of_engine = engine_rounds.run_round(round_index)
+            engine_seconds.append(seconds_of_engine)
             if plain_rounds is not None:
                 plain_round = partial(plain_rounds.run_round, fed.cohort(round_index).client_ids)
-                plain = measure_seconds(plain_round, setup.device)
-                plain_seconds.append(plain)
-                ratios.append(plain / engine.without_test)
+                seconds_of_plain_loop = measure_seconds(plain_round, setup.device)
+                plain_seconds.append(seconds_of_plain_loop)
+                ratios.append(seconds_of_plain_loop / seconds_of_engine.without_test)
         if plain_rounds is not None:
             progress(f"{case.name}: rates of this machine")
             plain_timing = PlainTiming(

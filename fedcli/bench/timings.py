@@ -12,7 +12,7 @@ from fedcli.runs.options import ResolvedConfig
 
 
 class SecondsSummary(NamedTuple):
-    """The median, the least and the most of the seconds of some rounds."""
+    """The median, the minimum and the maximum of the seconds of some rounds."""
 
     median: float
     minimum: float
@@ -20,7 +20,7 @@ class SecondsSummary(NamedTuple):
 
 
 def summarize_seconds(seconds: Sequence[float]) -> SecondsSummary:
-    """Returns the median, the least and the most of the seconds of some rounds."""
+    """Returns the median, the minimum and the maximum of the seconds of some rounds."""
     return SecondsSummary(median=median(seconds), minimum=min(seconds), maximum=max(seconds))
 
 
@@ -29,7 +29,7 @@ class PlainTiming(NamedTuple):
 
     round_seconds: SecondsSummary
     ratio: float  # to the engine's seconds, see `fedcli.bench.speed`
-    estimate: Estimate  # of a round
+    estimate: Estimate  # of a round, see `fedcli.bench.estimate`
 
 
 @dataclass(frozen=True, kw_only=True)
