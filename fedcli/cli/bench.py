@@ -126,8 +126,10 @@ def _count_steps(names: Sequence[str], precision: str, as_json: bool) -> None:
         if workload is None:
             raise unknown("workload", name, NAMES, f"there are {', '.join(NAMES)}.")
         workloads.append(workload)
+    if not workloads:
+        workloads = list(WORKLOADS)
     steps = []
-    for workload in workloads or WORKLOADS:
+    for workload in workloads:
         for way in WAYS:
             step = count_step(workload, way, precision)
             steps.append(step)
