@@ -53,7 +53,7 @@ def test_counts_are_printed_for_workloads_and_nothing_is_measured(folder, monkey
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_count_knows_no_bf16(way):
-    with pytest.raises(UserError, match=r"bf16 cannot be counted without a GPU .* choose float32, float64 or tf32"):
+    with pytest.raises(UserError, match=r"bf16 cannot be counted .* choose float32, float64 or tf32"):
         joint_step.count_step(TINY_CNN, way, "bf16")
 
 

@@ -254,7 +254,7 @@ def test_the_first_test_of_a_process_is_none_of_the_timed_ones(monkeypatch):
     assert events == [37, "test", 38, 39, "test"]
 
 
-def test_an_engine_that_goes_on_to_capture_steps_is_warmed_up_by_no_more_rounds_than_the_page_says(monkeypatch):
+def test_an_engine_that_goes_on_to_capture_steps_is_warmed_up_by_eight_rounds_at_most(monkeypatch):
     setup, fed, _ = prepare_sides(TINY_CNN)
     fed.engine.graphs = SimpleNamespace(num_plain=0)
     rounds_run = []

@@ -100,9 +100,7 @@ def count_step(workload: Workload, way: str, precision: str) -> StepCount:
         UserError: If the precision is bf16.
     """
     if precision == "bf16":
-        raise UserError(
-            "a step in bf16 cannot be counted without a GPU (got --precision bf16); choose float32, float64 or tf32."
-        )
+        raise UserError("a step in bf16 cannot be counted (got --precision bf16); choose float32, float64 or tf32.")
     stack = _train_on_meta(workload, way, precision)
     with OperationCounter() as counter:
         stack.take_step(padded=False, updates=stack.captured)

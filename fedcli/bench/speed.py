@@ -2,10 +2,10 @@
 
 Both sides run in the same precision and as many threads, but for a small network, which the engine trains in several
 processes and the plain loop in one thread. The engine takes deterministic operations, as in a run, and the plain loop
-PyTorch's default ones. After a round each to warm up they take turns, so that a noisy machine hits both. On CUDA the
-engine warms up until all steps of a round are replays, by at most `MAX_PASSES` rounds; where these are too few, rounds
-that are timed may still capture steps. The ratio is the median over the pairs of rounds of plain seconds over engine
-seconds: above 1 the engine is faster.
+PyTorch's default ones. Both warm up, and then take turns, so that a noisy machine hits both. A round is enough to warm
+up, but on CUDA the engine goes on until all steps of a round are replays, by at most `MAX_PASSES` rounds; where these
+are too few, rounds that are timed may still capture steps. The ratio is the median over the pairs of rounds of plain
+seconds over engine seconds: above 1 the engine is faster.
 """
 
 from collections.abc import Callable, Sequence

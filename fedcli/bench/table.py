@@ -17,7 +17,7 @@ TITLES = {  # of what is timed, in their order, and what those mean that are not
     "Ratio": "of the plain loop's seconds to the engine's, the median over pairs of rounds",
     "Estimate": "seconds at the machine's rate for one large matrix product or copy, and its share of the engine's",
     "Test": "seconds of the test after a round",
-    "Whole run": "seconds of all rounds with their tests",
+    "Whole run": "estimate of the seconds of all rounds with their tests, from those timed",
     "MiB": "the most memory until the engine has warmed up",
     "Images": "",
 }

@@ -54,7 +54,8 @@ class Timing:
         test_seconds: The median of a test of every model that a round has changed.
         around_training_share: The part of a round before and after local training, as the mean of the models.
         plain: What the plain loop took; None where it took no part.
-        whole_seconds: The time of all rounds of the run and of the tests that follow some; None for a workload.
+        whole_seconds: An estimate, from the rounds and tests that were timed, of the seconds of all rounds of the run
+            and of the tests that follow some; None for a workload.
     """
 
     workload: str

@@ -40,7 +40,7 @@ class Workload:
 
     @property
     def names(self) -> set[str]:
-        """Returns the names by which it is chosen, and which files of measurements have."""
+        """Returns the names by which it is chosen."""
         names = {self.name}
         if self.alias:
             names.add(self.alias)
