@@ -1,7 +1,7 @@
 """Which tests are slow: `make test` leaves them to `make test-all`, which continuous integration runs.
 
 Slow are tests that run whole scripts, texts and notebooks, several programs or all committed results; those of steps as
-CUDA graphs, on the fake device; single tests of four seconds and more; and what is tested of every method, but for
+CUDA graphs, on the fake device; single tests of three seconds and more; and what is tested of every method, but for
 FedAvg, FedFM and one method of each kind.
 """
 

@@ -137,6 +137,7 @@ def test_no_value_of_a_protocol_enters():
         assert setup.method_config == method.config()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "fedproto", "fedmd", "fccl", "fedgen"])
 def test_a_method_of_each_kind_can_be_timed_on_a_workload(name):
     result = time_tiny(method=name, clients_per_chunk="2", seed=3).as_dict()

@@ -268,6 +268,7 @@ def test_an_engine_that_goes_on_to_capture_steps_is_warmed_up_by_eight_rounds_at
     assert rounds_run == 8 * [999]
 
 
+@pytest.mark.slow
 @on_fake_cuda
 def test_a_bench_measures_replays_alone():
     """Of 13 examples a batch of 4 leaves one that is not full: a step of its kind, of which a round has but one."""

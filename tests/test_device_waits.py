@@ -65,6 +65,7 @@ def test_features_cost_no_copy_more_than_logits():
         assert waits_with_features == waits_without <= 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method_name", "function_name", "expected"), [("fedtgp", "train_network", 1), ("fedkd", "exchange", 0)]
 )

@@ -100,6 +100,7 @@ def test_updates_are_measured_only_from_a_model_that_all_clients_were_sent(secon
     assert second["drift"]["classifier_similarity"] is None
 
 
+@pytest.mark.slow
 def test_a_part_of_a_model_is_not_measured_as_a_model_by_any_method():
     names = []
     for method in methods().values():

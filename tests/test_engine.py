@@ -48,7 +48,9 @@ def trained_in_two_phases(federation_type=None, chunk="auto"):
     return clients.params, clients.buffers
 
 
-@pytest.mark.parametrize("chunk", ["1", pytest.param("3", marks=pytest.mark.slow), "branches:2"])
+@pytest.mark.parametrize(
+    "chunk", ["1", pytest.param("3", marks=pytest.mark.slow), pytest.param("branches:2", marks=pytest.mark.slow)]
+)
 def test_dead_taps_frozen_parameters_and_clipping_agree_with_the_plain_loop(chunk, monkeypatch):
     """Clients are unequal, with partial batches, weight decay and momentum; one by one they also go place by place."""
     place_by_place = LiveConv2d.convolve_by_places

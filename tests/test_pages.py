@@ -81,6 +81,7 @@ def results(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "module"), paper_page.find_paper_modules().items(), ids=paper_page.find_paper_modules()
 )

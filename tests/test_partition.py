@@ -95,6 +95,7 @@ def count_dealt(parts):
     return sum(len(part) for part in parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("name", LABEL_SETS)
 def test_every_input_is_partitioned_or_refused(flag, name):

@@ -266,6 +266,7 @@ def test_all_workloads_are_of_the_cpu():
     assert {workload.options["device"] for workload in peers.WORKLOADS.values()} == {"cpu"}
 
 
+@pytest.mark.slow
 def test_the_rounds_of_a_side_are_measured_on_the_clients_that_all_sides_read(tmp_path, empty_csv, monkeypatch):
     training = replace(peers.ONE_EPOCH, backbone="cnn-small", num_clients=4, cohort_size=2)
     options = {**peers.FMNIST, "dataset": "digits", "train_examples": 400}

@@ -304,6 +304,7 @@ def test_a_clients_own_model_is_called_so(kind, personal_run, first_two_features
     assert ("common test images right" in axes.get_title()) == (kind == "confusion")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tsne", "confusion"])
 def test_the_command_draws_them_and_refuses_others(kind, folder_of_runs, tmp_path, first_two_features, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -99,6 +99,7 @@ def test_cells_of_the_same_settings_share_runs():
     assert other.folder.parent != first.folder.parent
 
 
+@pytest.mark.slow
 def test_the_option_only_names_rows_and_columns():
     rows = {name: ("fedavg", {}) for name in ("FedAvg", "FedAvgM", "FedFM")}
     six_cells = make_table(grid(rows, {"NIID-1": RUN_OPTIONS, "NIID-2": RUN_OPTIONS}))

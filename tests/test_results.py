@@ -152,6 +152,7 @@ def test_what_fedfas_page_says_of_draws_of_500_test_images_follows_from_the_prin
         assert [is_cut_multiple_of_a_fifteenth(percent) for percent in accuracies] == [method == "FedFA"] * 2
 
 
+@pytest.mark.slow
 def test_pages_name_the_runs_of_earlier_versions_of_a_methods_file():
     """No other run is of an earlier version."""
     old = set()

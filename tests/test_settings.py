@@ -136,6 +136,7 @@ RECORDS = Path(__file__).parent.parent / "results" / "records"
 FILES = sorted(RECORDS.rglob("record.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.parent.relative_to(RECORDS)))
 def test_a_committed_record_still_resolves_to_its_configuration(file, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # some are of a machine with a GPU

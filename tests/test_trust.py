@@ -329,6 +329,7 @@ def test_a_table_takes_the_plans_method_and_not_the_records(folder):
     assert not Path("evil-ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["method", "method_source", "protocol", "dataset", "backbone", "post"])
 def test_reports_and_tables_import_no_file_that_a_record_names(name, folder):
     run_and_stop("fedavg")

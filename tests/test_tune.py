@@ -101,6 +101,7 @@ def tuned(tmp_path_factory):
     return run_and_rank("fedprox", {**GRID, **TWO_ROUNDS}, out=tmp_path_factory.mktemp("tuned") / "grid")
 
 
+@pytest.mark.slow
 def test_the_best_trial_by_validation_is_written_down_and_used(tuned, tmp_path):
     trials, folder = tuned
     best, second, diverged = trials["accuracy"]

@@ -429,6 +429,7 @@ METHOD = replace(fedavg.METHOD, name="mine", init=init, run_round=run_round, mod
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "model"),
     [
