@@ -11,6 +11,7 @@ from fedcli.cli import display
 from fedcli.core import backbones
 from fedcli.data import official
 from tests import networks
+from tests.bench_parts import measure_three_rounds, reduce_workloads
 from tests.commands import use_plain_terminal
 
 torch.set_num_threads(1)  # tiny networks, and two workers share two cores
@@ -131,3 +132,17 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
+
+
+@pytest.fixture
+def reduced_workloads(folder, monkeypatch):
+    """Reduces the workloads of `fedcli bench`, in an empty working folder."""
+    reduce_workloads(monkeypatch, folder)
+
+
+@pytest.fixture(scope="session")
+def three_rounds(tmp_path_factory):
+    """Three timed rounds of a reduced workload, whose seconds are given."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        reduce_workloads(monkeypatch, tmp_path_factory.mktemp("reduced"))
+        return measure_three_rounds(monkeypatch)

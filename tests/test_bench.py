@@ -13,14 +13,10 @@ from fedcli.bench import cases, speed, workloads
 from fedcli.bench.cases import BenchCase, find_case
 from fedcli.errors import UserError
 from fedcli.runs.resolve import resolve
-from tests.bench_parts import TINY_CNN, reduce_workloads, run_bench
+from tests.bench_parts import TINY_CNN, run_bench
 from tests.commands import error_of, invoke, output_of
 
-
-@pytest.fixture(autouse=True)
-def reduced_workloads(folder, monkeypatch):
-    """Reduced workloads, and an empty working folder."""
-    reduce_workloads(monkeypatch, folder)
+pytestmark = pytest.mark.usefixtures("reduced_workloads")
 
 
 def test_each_row_has_the_threads_of_its_own_workload(monkeypatch):

@@ -9,14 +9,10 @@ from fedcli.bench import estimate, joint_step, speed
 from fedcli.bench.table import format_count
 from fedcli.core.stacked import WAYS
 from fedcli.errors import UserError
-from tests.bench_parts import TINY_CNN, prepare_sides, reduce_workloads
+from tests.bench_parts import TINY_CNN, prepare_sides
 from tests.commands import PROGRAM, error_of, invoke, output_of
 
-
-@pytest.fixture(autouse=True)
-def reduced_workloads(folder, monkeypatch):
-    """Reduced workloads, and an empty working folder."""
-    reduce_workloads(monkeypatch, folder)
+pytestmark = pytest.mark.usefixtures("reduced_workloads")
 
 
 @pytest.mark.parametrize("way", ["stacked", "branches"])

@@ -10,7 +10,7 @@ import pytest
 
 from fedcli.bench import csv_file, speed
 from fedcli.bench.csv_file import RENAMED_COLUMNS, append_csv
-from tests.bench_parts import measure_three_rounds, reduce_workloads, run_bench
+from tests.bench_parts import run_bench
 from tests.commands import error_of
 
 NAMES_OF_COLUMNS = [  # in files of the first version that wrote them, of later ones, and today
@@ -26,17 +26,7 @@ NAMES_OF_COLUMNS = [  # in files of the first version that wrote them, of later 
 ]
 
 
-@pytest.fixture(autouse=True)
-def reduced_workloads(folder, monkeypatch):
-    """Reduced workloads, and an empty working folder."""
-    reduce_workloads(monkeypatch, folder)
-
-
-@pytest.fixture(scope="module")
-def three_rounds(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        reduce_workloads(monkeypatch, tmp_path_factory.mktemp("reduced"))
-        return measure_three_rounds(monkeypatch)
+pytestmark = pytest.mark.usefixtures("reduced_workloads")
 
 
 @pytest.mark.parametrize(

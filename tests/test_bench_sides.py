@@ -21,15 +21,10 @@ from tests.bench_parts import (
     TINY_SMALL,
     WRITTEN,
     prepare_sides,
-    reduce_workloads,
     time_tiny,
 )
 
-
-@pytest.fixture(autouse=True)
-def reduced_workloads(folder, monkeypatch):
-    """Reduced workloads, and an empty working folder."""
-    reduce_workloads(monkeypatch, folder)
+pytestmark = pytest.mark.usefixtures("reduced_workloads")
 
 
 def test_real_images_are_taken_where_they_are_there(tmp_path, monkeypatch):

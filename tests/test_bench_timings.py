@@ -24,26 +24,13 @@ from tests.bench_parts import (
     TINY_CNN,
     TINY_RESNET,
     fake_seconds,
-    measure_three_rounds,
     prepare_sides,
-    reduce_workloads,
     time_tiny,
 )
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda_runs import early_captures, on_fake_cuda
 
-
-@pytest.fixture(autouse=True)
-def reduced_workloads(folder, monkeypatch):
-    """Reduced workloads, and an empty working folder."""
-    reduce_workloads(monkeypatch, folder)
-
-
-@pytest.fixture(scope="module")
-def three_rounds(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        reduce_workloads(monkeypatch, tmp_path_factory.mktemp("reduced"))
-        return measure_three_rounds(monkeypatch)
+pytestmark = pytest.mark.usefixtures("reduced_workloads")
 
 
 def count_samples(monkeypatch):

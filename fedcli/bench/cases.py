@@ -78,8 +78,8 @@ def find_case(name: str, method: str, options: Mapping[str, Any]) -> BenchCase:
     methods = registry.methods()
     if registry.in_declared_case(name, methods) in methods or names_user_file(name):
         return BenchCase(setup=_resolve_own_run(name, options))
-    known = ", ".join(workloads.NAMES)
-    raise unknown("workload", name, [*workloads.NAMES, *methods], f"there are {known}, and methods.")
+    workload_names = ", ".join(workloads.NAMES)
+    raise unknown("workload", name, [*workloads.NAMES, *methods], f"there are {workload_names}, and methods.")
 
 
 def _resolve_own_run(name: str, options: Mapping[str, Any]) -> Setup:

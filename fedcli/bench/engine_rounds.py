@@ -53,7 +53,8 @@ class EngineRounds:
 
     def run_round(self, round_index: int) -> RoundSeconds:
         """Runs a round, and tests its model if a test follows; returns what its parts took."""
-        self.state, entry = one_round(self.setup, self.fed, self.state, self.fed.cohort(round_index))
+        cohort = self.fed.cohort(round_index)
+        self.state, entry = one_round(self.setup, self.fed, self.state, cohort)
         seconds = entry["seconds"]
         return RoundSeconds(
             data=seconds["data"],
